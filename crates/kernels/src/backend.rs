@@ -1,0 +1,230 @@
+use crate::format::{Matrix, ShapeError};
+use std::sync::Arc;
+
+/// Weight bytes that stay where they were loaded.
+pub type SharedBytes = Arc<dyn AsRef<[u8]> + Send + Sync>;
+
+/// How a resident weight is stored. Experts are described by [`Matrix`] instead, since they come and go.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum WeightFormat {
+    /// Little-endian bf16.
+    Bf16,
+    /// Little-endian f32.
+    F32,
+}
+
+/// The rows of one sequence in a pass: `rows` consecutive rows from `first` on, oldest first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Span {
+    /// Index of the first row.
+    pub first: usize,
+    /// Number of rows, at least one.
+    pub rows: usize,
+}
+
+/// The experts that each row chose.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Routes {
+    /// Experts of a row.
+    pub top_k: usize,
+    /// `[rows, top_k]`: expert ids, ascending within a row.
+    pub experts: Vec<u32>,
+    /// `[rows, top_k]`: weight of each expert.
+    pub weights: Vec<f32>,
+}
+
+impl Routes {
+    /// Number of rows.
+    pub fn rows(&self) -> usize {
+        self.experts.len().checked_div(self.top_k).unwrap_or(0)
+    }
+
+    /// The union of all rows' experts, ascending.
+    pub fn union(&self) -> Vec<u32> {
+        let mut all = self.experts.clone();
+        all.sort_unstable();
+        all.dedup();
+        all
+    }
+
+    /// Who wants `expert`: for each row that chose it the row and the place of its result, `row * top_k + rank`.
+    pub fn takers(&self, expert: u32) -> impl Iterator<Item = Taker> {
+        self.experts
+            .iter()
+            .enumerate()
+            .filter(move |(_, e)| **e == expert)
+            .map(|(place, _)| Taker {
+                row: place / self.top_k,
+                place,
+            })
+    }
+}
+
+/// A row that an expert is computed for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Taker {
+    /// Row of the pass.
+    pub row: usize,
+    /// Row of the results, `row * top_k + rank`.
+    pub place: usize,
+}
+
+/// The three matrices of one routed expert, over the bytes as they landed.
+#[derive(Clone, Copy, Debug)]
+pub struct ExpertMatrices<'a> {
+    /// `[inner, latent]`.
+    pub gate: Matrix<'a>,
+    /// `[inner, latent]`.
+    pub up: Matrix<'a>,
+    /// `[latent, inner]`.
+    pub down: Matrix<'a>,
+}
+
+/// Both caps of SiTU-GLU.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct SituCaps {
+    /// Cap of the gate.
+    pub beta: f32,
+    /// Cap of the linear factor.
+    pub linear_beta: f32,
+}
+
+/// Widths of latent attention.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MlaShape {
+    /// Number of heads.
+    pub heads: usize,
+    /// Query and key numbers of a head that go through the latent.
+    pub nope: usize,
+    /// Query and key numbers of a head that all heads share.
+    pub shared: usize,
+    /// Value numbers of a head.
+    pub value: usize,
+    /// Width of the latent.
+    pub latent: usize,
+}
+
+/// The vocabulary of operations that models are written in. A back end owns activations, weights and state; a model passes
+/// handles and never looks inside. Only routes and logits come out.
+///
+/// Every operation treats each row by itself: a row's result does not depend on the other rows, on their number, or on
+/// how the work is split. Shapes are `[rows, width]`; an operation with outputs sets the rows of its output.
+pub trait Backend {
+    /// Activations `[rows, width]` of f32, with room for a fixed number of rows.
+    type Act;
+    /// A resident weight matrix `[out, in]`.
+    type Linear;
+    /// A resident weight vector of f32.
+    type Vector;
+    /// One sequence's state of one KDA layer: the last inputs of three convolutions and a `[keys, values]` matrix a head.
+    type Kda;
+    /// One sequence's latents of one MLA layer.
+    type Latents;
+
+    /// Room for `capacity` rows of `width` numbers.
+    fn act(&self, capacity: usize, width: usize) -> Self::Act;
+    /// Takes a weight matrix as stored.
+    fn linear(
+        &self,
+        rows: usize,
+        cols: usize,
+        format: WeightFormat,
+        data: SharedBytes,
+    ) -> Result<Self::Linear, ShapeError>;
+    /// Takes a weight vector.
+    fn vector(&self, data: Vec<f32>) -> Self::Vector;
+    /// Zero state for `heads` heads of `dim` numbers and convolutions over `taps` inputs.
+    fn kda(&self, heads: usize, dim: usize, taps: usize) -> Self::Kda;
+    /// An empty cache of rows of `width` numbers.
+    fn latents(&self, width: usize) -> Self::Latents;
+    /// Positions held by a cache.
+    fn positions(&self, latents: &Self::Latents) -> usize;
+
+    /// `x = data`, given as little-endian bf16 rows.
+    fn upload_bf16(&self, data: &[u8], x: &mut Self::Act);
+    /// The numbers of all rows.
+    fn download(&self, x: &Self::Act) -> Vec<f32>;
+    /// `y = x[rows]`.
+    fn gather(&self, x: &Self::Act, rows: &[usize], y: &mut Self::Act);
+    /// `y = x`.
+    fn copy(&self, x: &Self::Act, y: &mut Self::Act);
+    /// `x += y`.
+    fn add(&self, x: &mut Self::Act, y: &Self::Act);
+
+    /// `y = W x`.
+    fn matmul(&self, w: &Self::Linear, x: &Self::Act, y: &mut Self::Act);
+    /// `y = x / sqrt(mean(x^2) + eps) * w`.
+    fn rms_norm(&self, x: &Self::Act, w: &Self::Vector, eps: f32, y: &mut Self::Act);
+    /// Attention residual: softmax over sources of `<v, w> / rms(v)`, applied to the raw sources.
+    fn mix(&self, sources: &[&Self::Act], w: &Self::Vector, eps: f32, y: &mut Self::Act);
+    /// `gate = SiTU-GLU(gate, up)`.
+    fn situ(&self, gate: &mut Self::Act, up: &Self::Act, caps: SituCaps);
+    /// `x *= sigmoid(gate)`.
+    fn gate(&self, x: &mut Self::Act, gate: &Self::Act);
+    /// `x = sigmoid(x)`.
+    fn sigmoid(&self, x: &mut Self::Act);
+
+    /// Causal convolution over time and SiLU for stream `stream` (0 query, 1 key, 2 value); keeps the last inputs in the
+    /// state. `taps` is `[taps, channels]`. One state a span.
+    fn conv(
+        &self,
+        x: &Self::Act,
+        taps: &Self::Vector,
+        stream: usize,
+        spans: &[Span],
+        states: &mut [&mut Self::Kda],
+        y: &mut Self::Act,
+    );
+    /// Divides each head of `dim` numbers by its length: `x / sqrt(sum(x^2) + eps) * scale`.
+    fn head_l2_norm(&self, x: &mut Self::Act, dim: usize, eps: f32, scale: f32);
+    /// `z = exp(bound * sigmoid(rate[head] * (z + bias)))`.
+    fn decay(&self, z: &mut Self::Act, bias: &Self::Vector, rate: &Self::Vector, bound: f32);
+    /// The delta rule, token by token. `beta` is `[rows, heads]`, the others `[rows, heads * dim]`. One state a span.
+    #[allow(clippy::too_many_arguments)]
+    fn delta(
+        &self,
+        query: &Self::Act,
+        key: &Self::Act,
+        value: &Self::Act,
+        alpha: &Self::Act,
+        beta: &Self::Act,
+        spans: &[Span],
+        states: &mut [&mut Self::Kda],
+        y: &mut Self::Act,
+    );
+    /// `y = x / rms(x) * w * sigmoid(gate)`, each head of `w`'s width by itself.
+    fn head_norm_gate(&self, x: &Self::Act, w: &Self::Vector, eps: f32, gate: &Self::Act, y: &mut Self::Act);
+
+    /// Adds a position for each row: `[rms_norm(kv[..latent]) * w, kv[latent..]]`. One cache a span.
+    fn append_latents(
+        &self,
+        kv: &Self::Act,
+        w: &Self::Vector,
+        eps: f32,
+        spans: &[Span],
+        caches: &mut [&mut Self::Latents],
+    );
+    /// Absorbs the key projection: per head `[W_k^T q[..nope], q[nope..]]`, `[rows, heads * (latent + shared)]`.
+    fn absorb_query(&self, kv_b: &Self::Linear, q: &Self::Act, shape: MlaShape, y: &mut Self::Act);
+    /// Causal attention of absorbed queries over the caches: weighted latents `[rows, heads * latent]`. The last row of a
+    /// span is the newest position of its cache.
+    fn attend(
+        &self,
+        q: &Self::Act,
+        shape: MlaShape,
+        scale: f32,
+        spans: &[Span],
+        caches: &[&Self::Latents],
+        y: &mut Self::Act,
+    );
+    /// Values from weighted latents: per head `W_v x`, `[rows, heads * value]`.
+    fn expand_values(&self, kv_b: &Self::Linear, x: &Self::Act, shape: MlaShape, y: &mut Self::Act);
+
+    /// Chooses experts: scores `s = sigmoid(logits)`, the `top_k` largest `s + bias`, ties to the lower id; weights
+    /// `s / (sum of chosen s + 1e-20) * scale` (not divided unless `normalise`).
+    fn route(&self, logits: &Self::Act, bias: &Self::Vector, top_k: usize, normalise: bool, scale: f32) -> Routes;
+    /// Runs one expert for its takers: `results[place] = W_down SiTU-GLU(W_gate x[row], W_up x[row])`.
+    fn expert(&self, w: &ExpertMatrices, caps: SituCaps, x: &Self::Act, takers: &[Taker], results: &mut Self::Act);
+    /// `y[row] = sum of weights * results`, experts ascending.
+    fn combine(&self, routes: &Routes, results: &Self::Act, y: &mut Self::Act);
+}

@@ -1,0 +1,185 @@
+use super::{Cpu, Rows};
+use crate::backend::{ExpertMatrices, Routes, SituCaps, Taker};
+use crate::functions::sigmoid;
+use crate::matmul::{Output, Packed, matmul};
+use crate::vector;
+
+/// Added to the sum of the chosen scores before dividing, as the release does.
+const ROUTE_EPS: f32 = 1e-20;
+
+impl Cpu {
+    pub(super) fn route_rows(&self, logits: &Rows, bias: &[f32], top_k: usize, normalise: bool, scale: f32) -> Routes {
+        let mut routes = Routes {
+            top_k,
+            experts: Vec::with_capacity(logits.rows * top_k),
+            weights: Vec::with_capacity(logits.rows * top_k),
+        };
+        for row in 0..logits.rows {
+            let scores: Vec<f32> = logits.row(row).iter().map(|&l| sigmoid(l)).collect();
+            let chosen = choose(&scores, bias, top_k);
+            let sum: f32 = chosen.iter().fold(0.0, |sum, &e| sum + scores[e as usize]) + ROUTE_EPS;
+            for e in chosen {
+                let score = scores[e as usize];
+                routes.experts.push(e);
+                routes.weights.push(if normalise { score / sum } else { score } * scale);
+            }
+        }
+        routes
+    }
+
+    pub(super) fn expert_rows(
+        &self,
+        w: &ExpertMatrices,
+        caps: SituCaps,
+        x: &Rows,
+        takers: &[Taker],
+        results: &mut Rows,
+    ) {
+        let (inner, latent) = (w.gate.rows(), w.down.rows());
+        assert_eq!((x.width, results.width, w.down.cols()), (latent, latent, inner));
+        let n = takers.len();
+        results.rows = results.rows.max(takers.iter().map(|t| t.place + 1).max().unwrap_or(0));
+        assert!(
+            results.rows <= results.capacity,
+            "{} results where {} were reserved",
+            results.rows,
+            results.capacity
+        );
+        let mut packed = Packed::default();
+        packed.pack(n, latent, |i| x.row(takers[i].row));
+        let mut gate = vec![0.0; n * inner];
+        let mut up = vec![0.0; n * inner];
+        let (gate_out, up_out) = (Output::new(&mut gate, n, inner), Output::new(&mut up, n, inner));
+        self.split(2 * inner, latent, |outputs| {
+            // One range over both matrices: the first half is the gate, the second the linear factor.
+            let (g, u) = (
+                outputs.start.min(inner)..outputs.end.min(inner),
+                outputs.start.max(inner)..outputs.end.max(inner),
+            );
+            // SAFETY: `new` checked the form; both outputs are borrowed for the call; ranges do not meet.
+            unsafe {
+                matmul(self.isa, &w.gate, g, &packed, gate_out);
+                matmul(self.isa, &w.up, u.start - inner..u.end - inner, &packed, up_out);
+            }
+        });
+        // SAFETY: `new` checked the form.
+        unsafe { vector::situ(self.isa, &mut gate, &up, caps.beta, caps.linear_beta) };
+        packed.pack(n, inner, |i| &gate[i * inner..]);
+        let mut down = up;
+        down.resize(n * latent.max(inner), 0.0);
+        self.product(&w.down, &packed, &mut down[..n * latent]);
+        for (taker, row) in takers.iter().zip(down.chunks_exact(latent)) {
+            results.data[taker.place * latent..][..latent].copy_from_slice(row);
+        }
+    }
+}
+
+/// The `top_k` experts with the largest `score + bias`, ties to the lower id; ids ascending.
+fn choose(scores: &[f32], bias: &[f32], top_k: usize) -> Vec<u32> {
+    let mut order: Vec<(f32, u32)> = scores.iter().zip(bias).zip(0..).map(|((s, b), e)| (s + b, e)).collect();
+    let better = |a: &(f32, u32), b: &(f32, u32)| b.0.total_cmp(&a.0).then(a.1.cmp(&b.1));
+    if top_k < order.len() {
+        order.select_nth_unstable_by(top_k, better);
+        order.truncate(top_k);
+    }
+    let mut ids: Vec<u32> = order.into_iter().map(|(_, e)| e).collect();
+    ids.sort_unstable();
+    ids
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::backend::Backend;
+    use crate::{Elements, Isa, Matrix};
+
+    #[test]
+    fn ties_go_to_the_lower_id_and_bias_selects_but_does_not_weigh() {
+        assert_eq!(choose(&[0.5, 0.5, 0.5, 0.5], &[0.0; 4], 2), [0, 1]);
+        assert_eq!(choose(&[0.1, 0.5, 0.2, 0.5], &[0.0, 0.0, 0.4, 0.0], 2), [1, 2]);
+        assert_eq!(choose(&[0.1, 0.9], &[0.0; 2], 2), [0, 1]);
+        let cpu = Cpu::new(Isa::detect(), 1).unwrap();
+        let mut logits = cpu.act(1, 3);
+        logits.resize(1);
+        logits.data_mut().copy_from_slice(&[0.0, 0.0, 5.0]);
+        let r = cpu.route(&logits, &vec![0.0, 1.0, 0.0], 2, true, 2.0);
+        assert_eq!(r.experts, [1, 2]);
+        let (a, b) = (0.5, sigmoid(5.0));
+        assert_eq!(r.weights, [a / (a + b) * 2.0, b / (a + b) * 2.0]);
+        assert_eq!(r.union(), [1, 2]);
+        assert_eq!(r.takers(2).collect::<Vec<_>>(), [Taker { row: 0, place: 1 }]);
+    }
+
+    /// One and many threads, one and many rows, give the same bits, and the result is the formula's.
+    #[test]
+    fn an_expert_is_the_formula() {
+        let (latent, inner, rows) = (64, 96, 7);
+        let mut s = 12345u32;
+        let mut byte = || {
+            s = s.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+            (s >> 24) as u8
+        };
+        let mut tensor = |n: usize| -> (Vec<u8>, Vec<u8>) {
+            (
+                (0..n / 2).map(|_| byte()).collect(),
+                (0..n / 32).map(|_| 122 + byte() % 3).collect(),
+            )
+        };
+        let (g, u, d) = (tensor(latent * inner), tensor(latent * inner), tensor(latent * inner));
+        let m = |t: &'static str, r, c, w: &'_ (Vec<u8>, Vec<u8>)| -> (Vec<u8>, Vec<u8>, usize, usize) {
+            let _ = t;
+            (w.0.clone(), w.1.clone(), r, c)
+        };
+        let parts = [
+            m("gate", inner, latent, &g),
+            m("up", inner, latent, &u),
+            m("down", latent, inner, &d),
+        ];
+        let mats: Vec<Matrix> = parts
+            .iter()
+            .map(|(p, s, r, c)| Matrix::new(*r, *c, Elements::Mxfp4 { packed: p, scale: s }).unwrap())
+            .collect();
+        let w = ExpertMatrices {
+            gate: mats[0],
+            up: mats[1],
+            down: mats[2],
+        };
+        let caps = SituCaps {
+            beta: 4.0,
+            linear_beta: 25.0,
+        };
+        let mut want: Option<Vec<f32>> = None;
+        for isa in Isa::available() {
+            for threads in [1, 2, 3] {
+                let cpu = Cpu::new(isa, threads).unwrap();
+                let mut x = cpu.act(rows, latent);
+                x.resize(rows);
+                x.data_mut()
+                    .iter_mut()
+                    .enumerate()
+                    .for_each(|(i, v)| *v = ((i * 37 % 101) as f32 - 50.0) / 60.0);
+                let takers: Vec<Taker> = (0..rows).map(|row| Taker { row, place: row }).collect();
+                let mut all = cpu.act(rows, latent);
+                cpu.expert(&w, caps, &x, &takers, &mut all);
+                let mut single = cpu.act(rows, latent);
+                takers.iter().for_each(|t| cpu.expert(&w, caps, &x, &[*t], &mut single));
+                assert_eq!(all.data(), single.data());
+                assert_eq!(want.get_or_insert_with(|| all.data().to_vec()), all.data());
+                let row = x.row(3);
+                let dot = |m: &Matrix, r: usize, x: &dyn Fn(usize) -> f64| -> f64 {
+                    (0..m.cols()).map(|c| m.at(r, c) as f64 * x(c)).sum()
+                };
+                let h: Vec<f64> = (0..inner)
+                    .map(|r| {
+                        let (g, u) = (dot(&w.gate, r, &|c| row[c] as f64), dot(&w.up, r, &|c| row[c] as f64));
+                        4.0 * (g / 4.0).tanh() / (1.0 + (-g).exp()) * 25.0 * (u / 25.0).tanh()
+                    })
+                    .collect();
+                for r in 0..latent {
+                    let exact = dot(&w.down, r, &|c| h[c]);
+                    assert!((all.row(3)[r] as f64 - exact).abs() < 1e-5 * exact.abs().max(1.0));
+                }
+            }
+        }
+    }
+}

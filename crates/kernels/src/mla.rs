@@ -1,0 +1,248 @@
+//! Multi-head latent attention in the absorbed form: scores and values are taken straight from the cached latents.
+
+use crate::format::bf16_to_f32;
+use crate::functions::exp;
+use crate::isa::multiversion;
+use crate::matmul::LANES;
+use crate::vector::dot_body;
+
+/// Positions of one softmax block. Blocks are counted from position 0, so that a row's result does not depend on how the
+/// positions arrived.
+pub const ATTENTION_BLOCK: usize = 128;
+
+/// The latents of one sequence and layer: a row of `width` numbers (normalised latent, then the shared key part) for each
+/// position, in pages of [`ATTENTION_BLOCK`] positions. Growing never moves what is there.
+#[derive(Clone, Debug)]
+pub struct Latents {
+    width: usize,
+    len: usize,
+    pages: Vec<Box<[f32]>>,
+}
+
+impl Latents {
+    /// An empty cache of rows of `width` numbers.
+    pub fn new(width: usize) -> Self {
+        Self {
+            width,
+            len: 0,
+            pages: vec![],
+        }
+    }
+
+    /// Positions held.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether no position is held.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// Bytes taken by the pages of `positions` positions.
+    pub fn bytes(width: usize, positions: usize) -> u64 {
+        (positions.div_ceil(ATTENTION_BLOCK) * ATTENTION_BLOCK * width * 4) as u64
+    }
+
+    /// Adds one position and returns its row to be filled.
+    pub(crate) fn push(&mut self) -> &mut [f32] {
+        let (page, at) = (self.len / ATTENTION_BLOCK, self.len % ATTENTION_BLOCK);
+        if page == self.pages.len() {
+            self.pages
+                .push(vec![0.0; ATTENTION_BLOCK * self.width].into_boxed_slice());
+        }
+        self.len += 1;
+        &mut self.pages[page][at * self.width..][..self.width]
+    }
+
+    /// The pages with the first `positions` positions, each a row-major `[positions of the page, width]` slice.
+    pub(crate) fn blocks(&self, positions: usize) -> impl Iterator<Item = &[f32]> {
+        assert!(positions <= self.len, "{positions} positions of {}", self.len);
+        self.pages
+            .iter()
+            .enumerate()
+            .take(positions.div_ceil(ATTENTION_BLOCK))
+            .map(move |(i, page)| &page[..(positions - i * ATTENTION_BLOCK).min(ATTENTION_BLOCK) * self.width])
+    }
+}
+
+/// The running softmax of one row and head over blocks of positions.
+#[derive(Clone, Debug)]
+pub(crate) struct Softmax {
+    max: f32,
+    sum: f32,
+}
+
+impl Softmax {
+    pub(crate) fn new() -> Self {
+        Self {
+            max: f32::NEG_INFINITY,
+            sum: 0.0,
+        }
+    }
+}
+
+multiversion! {
+    /// Takes one block of positions into the running softmax of one row and head.
+    ///
+    /// `query` and each row of `block` have the cache's width; `out` is the weighted sum of the first `out.len()` numbers of
+    /// each row, not yet divided. In order: all scores `<query, row> * scale`; the maximum with the running one; sum and
+    /// `out` rescaled by `exp(old - new)`; then positions ascending `p = exp(score - max)`, `sum += p`, `out += p * row`.
+    pub(crate) unsafe fn attend_block(
+        softmax: &mut Softmax, query: &[f32], block: &[f32], scale: f32, out: &mut [f32],
+    ) {
+        let width = query.len();
+        let mut scores = [0.0f32; ATTENTION_BLOCK];
+        let positions = block.len() / width;
+        let scores = &mut scores[..positions];
+        let mut max = softmax.max;
+        for (score, row) in scores.iter_mut().zip(block.chunks_exact(width)) {
+            *score = dot_body(query, row) * scale;
+            max = if *score > max { *score } else { max };
+        }
+        let keep = exp(softmax.max - max);
+        softmax.max = max;
+        softmax.sum *= keep;
+        for score in scores.iter_mut() {
+            *score = exp(*score - max);
+            softmax.sum += *score;
+        }
+        // 16 outputs at a time keep their sums in registers over the whole block.
+        let (chunks, rest) = out.as_chunks_mut::<LANES>();
+        let whole = chunks.len() * LANES;
+        for (c, out) in chunks.iter_mut().enumerate() {
+            let mut acc = *out;
+            acc.iter_mut().for_each(|a| *a *= keep);
+            for (p, row) in scores.iter().zip(block.chunks_exact(width)) {
+                for (a, v) in acc.iter_mut().zip(&row[c * LANES..][..LANES]) {
+                    *a = p.mul_add(*v, *a);
+                }
+            }
+            *out = acc;
+        }
+        for (c, out) in rest.iter_mut().enumerate() {
+            let mut acc = *out * keep;
+            for (p, row) in scores.iter().zip(block.chunks_exact(width)) {
+                acc = p.mul_add(row[whole + c], acc);
+            }
+            *out = acc;
+        }
+    }
+}
+
+multiversion! {
+    /// Divides the weighted sum by the softmax's sum.
+    pub(crate) unsafe fn finish(softmax: &Softmax, out: &mut [f32]) {
+        for o in out {
+            *o /= softmax.sum;
+        }
+    }
+}
+
+multiversion! {
+    /// `out[j] = sum_i x[i] * w[i][j]` over bf16 rows of `out.len()` numbers, rows ascending, fused multiply-adds from zero:
+    /// the transposed product that absorbs the key projection into the query.
+    pub(crate) unsafe fn transposed(w: &[u8], x: &[f32], out: &mut [f32]) {
+        out.fill(0.0);
+        for (row, x) in w.chunks_exact(out.len() * 2).zip(x) {
+            for (o, b) in out.iter_mut().zip(row.as_chunks::<2>().0) {
+                *o = bf16_to_f32(u16::from_le_bytes(*b)).mul_add(*x, *o);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Isa;
+
+    fn numbers(n: usize, seed: u32) -> Vec<f32> {
+        let mut s = seed;
+        (0..n)
+            .map(|_| {
+                s = s.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+                (s >> 8) as f32 / (1u32 << 22) as f32 - 2.0
+            })
+            .collect()
+    }
+
+    fn attend(isa: Isa, cache: &Latents, positions: usize, query: &[f32], scale: f32, value: usize) -> Vec<f32> {
+        let mut softmax = Softmax::new();
+        let mut out = vec![0.0; value];
+        for block in cache.blocks(positions) {
+            // SAFETY: the form is available.
+            unsafe { attend_block(isa, &mut softmax, query, block, scale, &mut out) };
+        }
+        // SAFETY: the form is available.
+        unsafe { finish(isa, &softmax, &mut out) };
+        out
+    }
+
+    #[test]
+    fn blocks_give_the_softmax_and_do_not_depend_on_later_positions() {
+        let (width, value, scale) = (45, 37, 0.3);
+        let rows = numbers(300 * width, 1);
+        let query = numbers(width, 2);
+        let mut cache = Latents::new(width);
+        for (t, row) in rows.chunks_exact(width).enumerate() {
+            cache.push().copy_from_slice(row);
+            if ![0, 1, 126, 127, 128, 129, 255, 256, 299].contains(&t) {
+                continue;
+            }
+            let scores: Vec<f64> = (0..=t)
+                .map(|s| {
+                    (0..width)
+                        .map(|i| rows[s * width + i] as f64 * query[i] as f64)
+                        .sum::<f64>()
+                        * scale as f64
+                })
+                .collect();
+            let max = scores.iter().copied().fold(f64::MIN, f64::max);
+            let sum: f64 = scores.iter().map(|s| (s - max).exp()).sum();
+            let got = attend(Isa::Plain, &cache, t + 1, &query, scale, value);
+            for j in 0..value {
+                let exact: f64 = (0..=t)
+                    .map(|s| (scores[s] - max).exp() / sum * rows[s * width + j] as f64)
+                    .sum();
+                assert!(
+                    (got[j] as f64 - exact).abs() < 2e-6,
+                    "position {t}: {} for {exact}",
+                    got[j]
+                );
+            }
+            for isa in Isa::available() {
+                assert_eq!(attend(isa, &cache, t + 1, &query, scale, value), got, "{isa}");
+            }
+        }
+        let late = attend(Isa::detect(), &cache, 129, &query, scale, value);
+        let mut short = Latents::new(width);
+        rows.chunks_exact(width)
+            .take(129)
+            .for_each(|row| short.push().copy_from_slice(row));
+        assert_eq!(late, attend(Isa::detect(), &short, 129, &query, scale, value));
+    }
+
+    #[test]
+    fn transposed_product() {
+        let (n, k) = (19, 50);
+        let w: Vec<u8> = numbers(n * k, 3)
+            .iter()
+            .flat_map(|v| ((v.to_bits() >> 16) as u16).to_le_bytes())
+            .collect();
+        let x = numbers(n, 4);
+        let at =
+            |i: usize, j: usize| bf16_to_f32(u16::from_le_bytes([w[2 * (i * k + j)], w[2 * (i * k + j) + 1]])) as f64;
+        let mut first: Option<Vec<f32>> = None;
+        for isa in Isa::available() {
+            let mut out = vec![0.0; k];
+            // SAFETY: the form is available.
+            unsafe { transposed(isa, &w, &x, &mut out) };
+            for (j, o) in out.iter().enumerate() {
+                let exact: f64 = (0..n).map(|i| at(i, j) * x[i] as f64).sum();
+                assert!((*o as f64 - exact).abs() < 1e-4);
+            }
+            assert_eq!(first.get_or_insert(out.clone()), &out);
+        }
+    }
+}
