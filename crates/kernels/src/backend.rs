@@ -221,8 +221,8 @@ pub trait Backend {
     fn expand_values(&self, kv_b: &Self::Linear, x: &Self::Act, shape: MlaShape, y: &mut Self::Act);
 
     /// Chooses experts: scores `s = sigmoid(logits)`, the `top_k` largest `s + bias`, ties to the lower id; weights
-    /// `s / (sum of chosen s + 1e-20) * scale` (not divided unless `normalise`).
-    fn route(&self, logits: &Self::Act, bias: &Self::Vector, top_k: usize, normalise: bool, scale: f32) -> Routes;
+    /// `s / (sum of chosen s + 1e-20) * scale`.
+    fn route(&self, logits: &Self::Act, bias: &Self::Vector, top_k: usize, scale: f32) -> Routes;
     /// Runs one expert for its takers: `results[place] = W_down SiTU-GLU(W_gate x[row], W_up x[row])`.
     fn expert(&self, w: &ExpertMatrices, caps: SituCaps, x: &Self::Act, takers: &[Taker], results: &mut Self::Act);
     /// `y[row] = sum of weights * results`, experts ascending.

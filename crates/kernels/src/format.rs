@@ -123,7 +123,7 @@ impl<'a> Matrix<'a> {
             Elements::F32(b) => f32::from_le_bytes([b[4 * i], b[4 * i + 1], b[4 * i + 2], b[4 * i + 3]]),
             Elements::Mxfp4 { packed, scale } => {
                 let byte = packed[i / 2];
-                let nibble = if col % 2 == 0 { byte & 15 } else { byte >> 4 };
+                let nibble = if col.is_multiple_of(2) { byte & 15 } else { byte >> 4 };
                 E2M1[nibble as usize] * e8m0(scale[i / BLOCK])
             }
         }

@@ -8,7 +8,7 @@ use crate::vector;
 const ROUTE_EPS: f32 = 1e-20;
 
 impl Cpu {
-    pub(super) fn route_rows(&self, logits: &Rows, bias: &[f32], top_k: usize, normalise: bool, scale: f32) -> Routes {
+    pub(super) fn route_rows(&self, logits: &Rows, bias: &[f32], top_k: usize, scale: f32) -> Routes {
         let mut routes = Routes {
             top_k,
             experts: Vec::with_capacity(logits.rows * top_k),
@@ -21,7 +21,7 @@ impl Cpu {
             for e in chosen {
                 let score = scores[e as usize];
                 routes.experts.push(e);
-                routes.weights.push(if normalise { score / sum } else { score } * scale);
+                routes.weights.push(score / sum * scale);
             }
         }
         routes
@@ -102,7 +102,7 @@ mod tests {
         let mut logits = cpu.act(1, 3);
         logits.resize(1);
         logits.data_mut().copy_from_slice(&[0.0, 0.0, 5.0]);
-        let r = cpu.route(&logits, &vec![0.0, 1.0, 0.0], 2, true, 2.0);
+        let r = cpu.route(&logits, &vec![0.0, 1.0, 0.0], 2, 2.0);
         assert_eq!(r.experts, [1, 2]);
         let (a, b) = (0.5, sigmoid(5.0));
         assert_eq!(r.weights, [a / (a + b) * 2.0, b / (a + b) * 2.0]);

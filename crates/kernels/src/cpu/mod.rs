@@ -422,8 +422,8 @@ impl Backend for Cpu {
         self.expand_rows(kv_b, x, shape, y);
     }
 
-    fn route(&self, logits: &Rows, bias: &Vec<f32>, top_k: usize, normalise: bool, scale: f32) -> Routes {
-        self.route_rows(logits, bias, top_k, normalise, scale)
+    fn route(&self, logits: &Rows, bias: &Vec<f32>, top_k: usize, scale: f32) -> Routes {
+        self.route_rows(logits, bias, top_k, scale)
     }
 
     fn expert(&self, w: &ExpertMatrices, caps: SituCaps, x: &Rows, takers: &[Taker], results: &mut Rows) {

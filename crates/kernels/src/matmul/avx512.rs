@@ -269,7 +269,7 @@ unsafe fn strip<const M: usize, const N: usize, S: Source>(
                 add_block(even, odd, &rows, block, acc);
             }
         }
-        if cols % BLOCK != 0 {
+        if !cols.is_multiple_of(BLOCK) {
             for (n, acc) in acc.iter_mut().enumerate() {
                 let (even, odd) = source.last(output + n, whole);
                 add_block(even, odd, &rows, whole, acc);
