@@ -1,1 +1,40 @@
-//! Placeholder of the workspace layout.
+//! The run loop: budgets, passes, expert streaming, sampling.
+//!
+//! An [`Engine`] is one model on one machine. Opening it divides the memory it is given ([`MemoryPlan`]) among resident
+//! weights, sequence state, the activations of a pass and slots for experts in flight, and loads what stays resident.
+//! Nothing large is taken after that. A [`Sequence`] holds tokens and the state after them. [`Engine::pass`] runs rows of
+//! any number of sequences through the model, with each needed expert read once; prompts, decoding and batches are all
+//! passes. [`Engine::generate`] chooses tokens one after the other.
+//!
+//! ```no_run
+//! use engine::{Cancel, Engine, Options, Request, Sampling};
+//! use std::ops::ControlFlow;
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let checkpoint = checkpoint::Checkpoint::open(std::path::Path::new("kimi-k3"))?;
+//! let stop_ids = checkpoint.stop_ids().to_vec();
+//! let mut engine = Engine::open(checkpoint, &Options::default(), &mut |_, _| ())?;
+//! let request = Request { prompt: vec![1008, 10484, 318], max_tokens: 16, stop_ids, sampling: Sampling::default() };
+//! let mut sequence = engine.new_sequence();
+//! let made = engine.generate(&mut sequence, &request, &Cancel::default(), &mut |_| ControlFlow::Continue(()))?;
+//! println!("{:?}, read {} bytes", made.ids, engine.stats().expert_bytes_read);
+//! # Ok(())
+//! # }
+//! ```
+
+mod engine;
+mod error;
+mod experts;
+mod generate;
+mod memory;
+mod resident;
+mod sample;
+mod transcript;
+
+pub use engine::{Engine, LayerProbe, Options, PassRows, Sequence, Stats};
+pub use error::Error;
+pub use generate::{Cancel, Finish, Generated, Progress, Request};
+pub use kernels::{Isa, NUMERICS_VERSION, Routes};
+pub use memory::{MAX_PASS_ROWS, MemoryPlan, RESERVE_BYTES, RESERVE_SHARE, Wishes, default_budget, human, peak_bytes, trunk_bytes};
+pub use sample::{Sampler, Sampling, greedy};
+pub use transcript::{Piece, Transcript};

@@ -1,0 +1,279 @@
+//! The engine: one model on one machine, and the one pass that everything goes through.
+
+use crate::error::Error;
+use crate::experts::{self, PassExperts};
+use crate::generate::Cancel;
+use crate::memory::{MemoryPlan, Wishes};
+use crate::resident::{Embedding, Resident};
+use checkpoint::{Checkpoint, Class, K3Config};
+use drives::{Arena, MonotonicClock, Notice, Notices, StreamOptions, Streamer, ThreadBackend};
+use kernels::{Cpu, Isa, Routes, Rows};
+use models::kimi_k3::{DEFAULT_MLA_EPS, Input, KimiK3, Segment, State, Workspace};
+use std::sync::Arc;
+use std::time::Instant;
+
+/// How to open a model.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// Bytes to be divided; [`default_budget`](crate::default_budget) gives the usual number.
+    pub memory: u64,
+    /// Tokens that a sequence may reach.
+    pub positions: usize,
+    /// Rows of the largest pass that would be useful: the length of the prompt, say.
+    pub pass_rows: usize,
+    /// Whether the logits of all rows of a pass are wanted at once.
+    pub all_logits: bool,
+    /// Slots for experts in flight; by default as many as fit and are of use.
+    pub slots: Option<usize>,
+    /// Compute threads.
+    pub threads: usize,
+    /// The kernels; all give the same bits.
+    pub isa: Isa,
+    /// Reads in flight for each drive.
+    pub depth: usize,
+    /// Epsilon of the two norms inside MLA.
+    pub mla_eps: f32,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self {
+            memory: crate::memory::default_budget(),
+            positions: 4096,
+            pass_rows: 512,
+            all_logits: false,
+            slots: None,
+            threads: std::thread::available_parallelism().map_or(1, usize::from),
+            isa: Isa::detect(),
+            depth: drives::DEFAULT_DEPTH,
+            mla_eps: DEFAULT_MLA_EPS,
+        }
+    }
+}
+
+/// Sums since the engine was opened. Bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Stats {
+    /// Passes run.
+    pub passes: u64,
+    /// Rows of all passes.
+    pub rows: u64,
+    /// Over all passes and layers: the union of the rows' routes, times the bytes of an expert.
+    pub expert_bytes_needed: u64,
+    /// Expert bytes asked for and read.
+    pub expert_bytes_read: u64,
+    /// The same, widened to whole pages.
+    pub device_bytes: u64,
+}
+
+/// A sequence: its tokens and the state after them.
+pub struct Sequence {
+    state: State<Cpu>,
+    ids: Vec<u32>,
+    spoilt: bool,
+}
+
+impl Sequence {
+    /// The tokens that the state has seen.
+    pub fn ids(&self) -> &[u32] {
+        &self.ids
+    }
+
+    /// Whether a pass over this sequence failed midway. Its state is of no more use.
+    pub fn is_spoilt(&self) -> bool {
+        self.spoilt
+    }
+}
+
+/// One sequence's part of a pass.
+pub struct PassRows<'a> {
+    /// The sequence; advanced by the pass.
+    pub sequence: &'a mut Sequence,
+    /// Its next tokens, at least one.
+    pub ids: &'a [u32],
+}
+
+/// Sees, after each layer, the stream `[rows, hidden]` and the routes.
+pub type LayerProbe<'a> = &'a mut dyn FnMut(usize, &[f32], Option<&Routes>);
+
+/// A model, ready to run.
+pub struct Engine {
+    checkpoint: Checkpoint,
+    cpu: Cpu,
+    model: KimiK3<Cpu>,
+    workspace: Workspace<Rows>,
+    streamer: Streamer,
+    embedding: Embedding,
+    plan: MemoryPlan,
+    notices: Notices,
+    stats: Stats,
+    load_s: f64,
+}
+
+impl Engine {
+    /// Divides the memory and loads what stays resident. `progress` is told resident bytes read and in all.
+    pub fn open(checkpoint: Checkpoint, options: &Options, progress: &mut dyn FnMut(u64, u64)) -> Result<Self, Error> {
+        let start = Instant::now();
+        let config = checkpoint.config();
+        if options.positions > config.max_position_embeddings {
+            return Err(Error::ContextLimit { wanted: options.positions, limit: config.max_position_embeddings });
+        }
+        let layout = Arc::new(experts::layout(&checkpoint)?);
+        let wishes = Wishes {
+            budget: options.memory,
+            positions: options.positions,
+            pass_rows: options.pass_rows,
+            all_logits: options.all_logits,
+            slots: options.slots,
+            threads: options.threads,
+        };
+        let plan = MemoryPlan::new(&checkpoint, layout.slot_bytes() as u64, &wishes)?;
+        let notices = Notices::default();
+        let cpu = Cpu::new(options.isa, options.threads)?;
+        let sizes = checkpoint.sizes();
+        let total = sizes.trunk() - sizes.of(Class::Embedding);
+        let mut report = |done| progress(done, total);
+        let mut resident = Resident::new(&checkpoint, &notices, options.depth, &mut report);
+        let model = KimiK3::load(&cpu, config, options.mla_eps, &mut resident)?;
+        let workspace = Workspace::new(&cpu, config, plan.pass_rows);
+        let clock = Arc::new(MonotonicClock::new());
+        let arena = Arena::new(plan.slots as usize, layout.slot_bytes())?;
+        let backend = ThreadBackend::open(&layout, options.depth, clock.clone(), &notices)?;
+        let streamer = Streamer::start(layout, arena, Box::new(backend), clock, &StreamOptions::default())?;
+        let embedding = Embedding::open(&checkpoint, &notices)?;
+        Ok(Self {
+            cpu,
+            model,
+            workspace,
+            streamer,
+            embedding,
+            plan,
+            notices,
+            stats: Stats::default(),
+            load_s: start.elapsed().as_secs_f64(),
+            checkpoint,
+        })
+    }
+
+    /// The checkpoint.
+    pub fn checkpoint(&self) -> &Checkpoint {
+        &self.checkpoint
+    }
+
+    /// The model's dimensions.
+    pub fn config(&self) -> &K3Config {
+        self.model.config()
+    }
+
+    /// How the memory was divided.
+    pub fn plan(&self) -> &MemoryPlan {
+        &self.plan
+    }
+
+    /// Things that the user should know, since the last call.
+    pub fn notices(&self) -> Vec<Notice> {
+        self.notices.take()
+    }
+
+    /// Seconds that opening took.
+    pub fn load_s(&self) -> f64 {
+        self.load_s
+    }
+
+    /// Sums so far.
+    pub fn stats(&self) -> Stats {
+        let c = self.streamer.counters();
+        Stats { expert_bytes_read: c.expert_bytes_read, device_bytes: c.device_bytes, ..self.stats }
+    }
+
+    /// A sequence before its first token.
+    pub fn new_sequence(&self) -> Sequence {
+        Sequence { state: self.model.new_state(&self.cpu), ids: vec![], spoilt: false }
+    }
+
+    pub(crate) fn check_positions(&self, wanted: usize) -> Result<(), Error> {
+        let positions = self.plan.positions;
+        if wanted > positions { Err(Error::Context { wanted, positions }) } else { Ok(()) }
+    }
+
+    /// Feeds `ids` in passes as large as memory allows and returns the logits after the last one, `[vocab]`.
+    pub fn prefill(
+        &mut self,
+        sequence: &mut Sequence,
+        ids: &[u32],
+        cancel: &Cancel,
+        progress: &mut dyn FnMut(usize, usize),
+    ) -> Result<Vec<f32>, Error> {
+        if ids.is_empty() {
+            return Err(Error::EmptyPrompt);
+        }
+        let mut logits = vec![];
+        let mut done = 0;
+        while done < ids.len() {
+            let rows = self.plan.pass_rows.min(ids.len() - done);
+            let last = done + rows == ids.len();
+            let wanted = [rows - 1];
+            let part = &ids[done..done + rows];
+            let pass = &mut [PassRows { sequence: &mut *sequence, ids: part }];
+            logits = self.pass(pass, if last { &wanted } else { &[] }, cancel, None)?;
+            done += rows;
+            progress(done, ids.len());
+        }
+        Ok(logits)
+    }
+
+    /// One pass over the rows of any number of sequences: the only way through the model. Returns the logits of the rows
+    /// `logits_of`, `[logits_of, vocab]`. Rows are numbered through the sequences in their order.
+    pub fn pass(
+        &mut self,
+        parts: &mut [PassRows<'_>],
+        logits_of: &[usize],
+        cancel: &Cancel,
+        probe: Option<LayerProbe<'_>>,
+    ) -> Result<Vec<f32>, Error> {
+        let last = self.config().vocab_size as u32 - 1;
+        let mut ids = vec![];
+        for part in parts.iter() {
+            if part.ids.is_empty() {
+                return Err(Error::EmptyPrompt);
+            }
+            self.check_positions(part.sequence.ids.len() + part.ids.len())?;
+            ids.extend_from_slice(part.ids);
+        }
+        if let Some(&found) = ids.iter().find(|&&id| id > last) {
+            return Err(Error::TokenId { found, last });
+        }
+        assert!(ids.len() <= self.plan.pass_rows, "a pass of {} rows where {} were planned", ids.len(), self.plan.pass_rows);
+        cancel.check()?;
+        let embeddings = self.embedding.rows(&ids)?;
+        let mut segments: Vec<Segment<'_, Cpu>> = parts
+            .iter_mut()
+            .map(|part| {
+                assert!(!part.sequence.spoilt, "a spoilt sequence was used again");
+                // Only a pass that ends well takes this back.
+                part.sequence.spoilt = true;
+                Segment { state: &mut part.sequence.state, rows: part.ids.len() }
+            })
+            .collect();
+        let needed = &mut self.stats.expert_bytes_needed;
+        let mut experts = PassExperts::new(&self.checkpoint, &mut self.streamer, cancel, needed);
+        let input = Input { segments: &mut segments, embeddings: &embeddings, logits_of };
+        let logits = match probe {
+            None => self.model.forward(&self.cpu, &mut self.workspace, input, &mut experts, None)?,
+            Some(probe) => {
+                let cpu = &self.cpu;
+                let mut see = |layer: usize, stream: &Rows, routes: Option<&Routes>| {
+                    probe(layer, &kernels::Backend::download(cpu, stream), routes);
+                };
+                self.model.forward(cpu, &mut self.workspace, input, &mut experts, Some(&mut see))?
+            }
+        };
+        for part in parts {
+            part.sequence.ids.extend_from_slice(part.ids);
+            part.sequence.spoilt = false;
+        }
+        self.stats.passes += 1;
+        self.stats.rows += ids.len() as u64;
+        Ok(logits)
+    }
+}

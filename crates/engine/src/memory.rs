@@ -1,0 +1,236 @@
+//! Budgets first: what the memory is divided among, decided before anything large is taken.
+
+use crate::error::Error;
+use checkpoint::{Class, Checkpoint};
+use drives::PAGE_BYTES;
+use models::kimi_k3::{LOGIT_ROWS, Workspace, state_bytes};
+use std::fmt;
+
+/// The least that is left to the rest of the machine when no budget is given, and the share of what is available.
+pub const RESERVE_BYTES: u64 = 2 << 30;
+/// One part in this many of the available memory is left to the rest of the machine, if that is more.
+pub const RESERVE_SHARE: u64 = 10;
+/// Code, thread stacks and small tables.
+const PROGRAM_BYTES: u64 = 48 << 20;
+/// A vocabulary entry in the tokenizer's tables.
+const VOCABULARY_ENTRY_BYTES: u64 = 192;
+/// An expert's place in the checkpoint's and the layout's tables.
+const EXPERT_ENTRY_BYTES: u64 = 256;
+/// Most rows of one pass. At K3's size a row costs some 2 MB of activations.
+pub const MAX_PASS_ROWS: usize = 2048;
+/// Slots beyond this do not make reads faster.
+const MOST_SLOTS: usize = 64;
+
+/// What is asked of the memory.
+#[derive(Clone, Debug)]
+pub struct Wishes {
+    /// Bytes in all.
+    pub budget: u64,
+    /// Positions that the sequence may reach.
+    pub positions: usize,
+    /// Rows of the largest pass that would be useful.
+    pub pass_rows: usize,
+    /// Whether the logits of every row of a pass are wanted at once.
+    pub all_logits: bool,
+    /// Slots, where the caller decides (tests, experiments).
+    pub slots: Option<usize>,
+    /// Compute threads.
+    pub threads: usize,
+}
+
+/// How the memory is divided. All sizes in bytes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MemoryPlan {
+    /// What was given.
+    pub budget: u64,
+    /// Code and tables.
+    pub program: u64,
+    /// Resident weights, as stored.
+    pub trunk: u64,
+    /// State of one sequence at its longest.
+    pub state: u64,
+    /// Activations of a pass, results of experts in flight among them.
+    pub pass: u64,
+    /// Slots that experts land in.
+    pub slots: u64,
+    /// Positions that the state has room for.
+    pub positions: usize,
+    /// Rows of the largest pass.
+    pub pass_rows: usize,
+    /// Number of slots.
+    pub slot_count: usize,
+}
+
+impl MemoryPlan {
+    /// Divides the budget, or says what would be enough.
+    ///
+    /// Experts in flight come before long passes down to the slots that one row needs; then passes grow as far as they fit.
+    pub fn new(checkpoint: &Checkpoint, slot_bytes: u64, wishes: &Wishes) -> Result<Self, Error> {
+        let c = checkpoint.config();
+        let tables = c.vocab_size as u64 * VOCABULARY_ENTRY_BYTES
+            + (c.moe_layers() * c.num_experts) as u64 * EXPERT_ENTRY_BYTES;
+        let least_slots = wishes.slots.unwrap_or(1).max(1);
+        let most_slots = wishes.slots.unwrap_or(c.num_experts.min(MOST_SLOTS)).max(1);
+        let good_slots = c.num_experts_per_token.clamp(least_slots, most_slots);
+        let plan = |rows: usize, slots: usize| Self {
+            budget: wishes.budget,
+            program: PROGRAM_BYTES + tables,
+            trunk: trunk_bytes(checkpoint),
+            state: state_bytes(c, wishes.positions),
+            pass: pass_bytes(checkpoint, rows, wishes),
+            slots: slots as u64 * slot_bytes,
+            positions: wishes.positions,
+            pass_rows: rows,
+            slot_count: slots,
+        };
+        let least = plan(1, least_slots);
+        if least.total() > wishes.budget {
+            return Err(Error::Memory {
+                budget: wishes.budget,
+                needed: least.total(),
+                table: least.parts().map(|(name, bytes)| format!("{name} {bytes}")).join(", "),
+                hint: match wishes.positions > 1 && state_bytes(c, wishes.positions) > state_bytes(c, 1) {
+                    true => format!(" or shorten the context of {} tokens", wishes.positions),
+                    false => String::new(),
+                },
+            });
+        }
+        let fits = |rows, slots| plan(rows, slots).total() <= wishes.budget;
+        let rows = largest(1, wishes.pass_rows.clamp(1, MAX_PASS_ROWS), |rows| fits(rows, good_slots));
+        let slots = largest(least_slots, most_slots, |slots| fits(rows, slots));
+        Ok(plan(rows, slots))
+    }
+
+    /// Bytes of all parts.
+    pub fn total(&self) -> u64 {
+        self.program + self.trunk + self.state + self.pass + self.slots
+    }
+
+    /// The parts by name.
+    pub fn parts(&self) -> [(&'static str, u64); 5] {
+        [
+            ("program", self.program),
+            ("trunk", self.trunk),
+            ("state", self.state),
+            ("pass", self.pass),
+            ("slots", self.slots),
+        ]
+    }
+}
+
+impl fmt::Display for MemoryPlan {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let note = |name| match name {
+            "program" => "code and tables".to_owned(),
+            "trunk" => "resident weights".to_owned(),
+            "state" => format!("one sequence of up to {} tokens", self.positions),
+            "pass" => format!("activations and expert results of up to {} rows", self.pass_rows),
+            _ => format!("{} experts in flight", self.slot_count),
+        };
+        for (name, bytes) in self.parts() {
+            writeln!(f, "  {name:8} {:>12}  {}", human(bytes), note(name))?;
+        }
+        writeln!(f, "  {:8} {:>12}  of {} given", "in all", human(self.total()), human(self.budget))
+    }
+}
+
+/// The largest number from `low` to `high` that fits; `low` is taken to fit. Needs grow with the number.
+fn largest(low: usize, high: usize, fits: impl Fn(usize) -> bool) -> usize {
+    let (mut low, mut high) = (low, high.max(low));
+    while low < high {
+        let middle = low + (high - low).div_ceil(2);
+        if fits(middle) {
+            low = middle;
+        } else {
+            high = middle - 1;
+        }
+    }
+    low
+}
+
+/// Bytes of the resident weights: matrices as stored, in whole pages; vectors as f32.
+pub fn trunk_bytes(checkpoint: &Checkpoint) -> u64 {
+    let resident = checkpoint.schema().trunk().iter().filter(|spec| spec.class != Class::Embedding);
+    resident
+        .map(|spec| match is_matrix(spec.shape.dims()) {
+            true => spec.bytes().next_multiple_of(PAGE_BYTES as u64) + PAGE_BYTES as u64,
+            false => 4 * spec.shape.dims().iter().product::<usize>() as u64,
+        })
+        .sum()
+}
+
+/// Whether a tensor stays as stored (a matrix) or is expanded to f32 (norms, biases, taps, pseudo-queries).
+fn is_matrix(dims: &[usize]) -> bool {
+    matches!(dims, [rows, _] if *rows > 1)
+}
+
+fn pass_bytes(checkpoint: &Checkpoint, rows: usize, wishes: &Wishes) -> u64 {
+    let c = checkpoint.config();
+    let wanted = if wishes.all_logits { rows + LOGIT_ROWS } else { 2 };
+    let logits = (wanted * c.vocab_size * 4) as u64;
+    let embeddings = (rows * (c.hidden_size * 2 + PAGE_BYTES)) as u64;
+    Workspace::bytes(c, rows) + Workspace::scratch_bytes(c, rows, wishes.threads) + logits + embeddings
+}
+
+/// A size for people: powers of 1024, three digits.
+pub fn human(bytes: u64) -> String {
+    const UNITS: [&str; 5] = ["B", "KiB", "MiB", "GiB", "TiB"];
+    let mut value = bytes as f64;
+    let mut unit = 0;
+    while value >= 1000.0 && unit + 1 < UNITS.len() {
+        value /= 1024.0;
+        unit += 1;
+    }
+    match unit {
+        0 => format!("{bytes} B"),
+        _ => format!("{value:.*} {}", if value < 10.0 { 2 } else { usize::from(value < 100.0) }, UNITS[unit]),
+    }
+}
+
+/// The budget when none is given: available memory, a control group's limit included, less the larger of
+/// [`RESERVE_BYTES`] and one part in [`RESERVE_SHARE`].
+pub fn default_budget() -> u64 {
+    let mut system = sysinfo::System::new();
+    system.refresh_memory();
+    let mut available = system.available_memory();
+    if let Some(limits) = system.cgroup_limits() {
+        available = available.min(limits.free_memory);
+    }
+    available.saturating_sub(RESERVE_BYTES.max(available / RESERVE_SHARE))
+}
+
+/// Most bytes of memory that this process ever held, where the system tells.
+pub fn peak_bytes() -> Option<u64> {
+    // Linux. getrusage would also count what the parent held before it started this program.
+    let status = std::fs::read_to_string("/proc/self/status").ok()?;
+    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;
+    let kib: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
+    Some(kib * 1024)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_are_readable() {
+        assert_eq!(human(999), "999 B");
+        assert_eq!(human(17_547_264), "16.7 MiB");
+        assert_eq!(human(113_509_540_864), "106 GiB");
+        assert_eq!(human(5 << 30), "5.00 GiB");
+    }
+
+    #[test]
+    fn the_largest_that_fits() {
+        assert_eq!(largest(1, 100, |n| n <= 37), 37);
+        assert_eq!(largest(1, 100, |_| true), 100);
+        assert_eq!(largest(1, 100, |_| false), 1);
+        assert_eq!(largest(5, 2, |_| true), 5);
+    }
+
+    #[test]
+    fn this_machine_has_memory() {
+        assert!(default_budget() > 0);
+        assert!(peak_bytes().is_none_or(|b| b > 1 << 20));
+    }
+}
