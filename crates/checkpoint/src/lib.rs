@@ -1,3 +1,4 @@
 //! Placeholder of the workspace layout.
 
+pub mod chat;
 pub mod tokenizer;
