@@ -1,1 +1,4 @@
 //! Placeholder of the workspace layout.
+
+pub mod chat;
+pub mod tokenizer;
