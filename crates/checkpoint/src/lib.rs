@@ -11,6 +11,9 @@ mod safetensors;
 mod scan;
 mod schema;
 mod survey;
+mod synth;
+#[cfg(any(test, feature = "testing"))]
+pub mod tiny;
 
 pub use config::{K3Config, LinearAttnConfig, MXFP4_GROUP, SPECIAL_TOKENS};
 pub use error::{Error, HeaderFault};
@@ -21,3 +24,4 @@ pub use safetensors::{Dtype, HeaderEntry, MAX_HEADER_BYTES, MAX_RANK, RawHeader,
 pub use scan::{ShardReport, TensorInfo};
 pub use schema::{Class, ExpertPart, Schema, Sizes, TEXT_PREFIX, TensorSpec, expert_tensor_name};
 pub use survey::{Survey, survey};
+pub use synth::{Progress, Summary, synthesize};
