@@ -1,1 +1,93 @@
-//! Placeholder of the workspace layout.
+//! Bytes from disks.
+//!
+//! This crate brings *experts* into memory as fast as drives deliver them. It knows no tensor: an expert is an [`ExpertId`] whose
+//! published bytes are one [`Extent`] or several.
+//!
+//! A [`Layout`] says where each expert lives: *drives* (folders on one device are one drive), files, and for each range of an
+//! extent one *home* or more. An [`Arena`] is the memory that experts land in: one mapping, taken at start, never
+//! grown, divided into equal slots. A slot holds one expert, and each extent keeps its file offset mod 4096 in it, so that a
+//! direct read, which moves whole pages, puts every byte where it is used, without a copy.
+//!
+//! A [`Streamer`] joins the two. [`Streamer::demand`] opens a [`Barrier`] for a set of experts, each asked for once; reads of
+//! at most [`CHUNK_BYTES`] fly at once, and [`Streamer::next`] hands out experts as they land, each with a [`SlotLease`]. While
+//! the caller computes with it, further reads go on. Dropping the lease frees the slot, so a barrier larger than the arena
+//! flows through. A drive with room for a read *pulls* the next piece that it holds; that decision is a pure function, apart
+//! from threads and time.
+//!
+//! The reading itself is behind [`Backend`]: [`ThreadBackend`] (positional reads on threads) and [`MemoryBackend`] (files in memory,
+//! virtual time and faults, for tests). Time comes from a [`Clock`]. Every read leaves a [`ReadEvent`] and is counted in
+//! [`Counters`].
+//!
+//! What is read once, such as the trunk of a model or a row of its embedding, needs no slot: [`AlignedBuf::read_range`] reads any
+//! byte range of a [`DirectFile`] into memory of its own. Where direct reads are refused, reads go through the page cache, leave
+//! nothing in it, and add a [`Notice`] for the user.
+//!
+//! ```
+//! use std::sync::Arc;
+//! use drives::{
+//!     Arena, DEFAULT_DEPTH, ExpertId, LayoutBuilder, MonotonicClock, Notices, Source, StreamOptions, Streamer, ThreadBackend,
+//! };
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let folder = tempfile::tempdir()?;
+//! let path = folder.path().join("shard");
+//! std::fs::write(&path, "......expert zero, expert one")?;
+//!
+//! let mut builder = LayoutBuilder::new();
+//! let file = builder.file(&path)?;
+//! let ids = [0, 1].map(|expert| ExpertId { layer: 0, expert });
+//! builder.expert(ids[0], &[Source { file, offset: 6, len: 11 }])?;
+//! builder.expert(ids[1], &[Source { file, offset: 19, len: 10 }])?;
+//! let layout = Arc::new(builder.build()?);
+//!
+//! let (clock, notices) = (Arc::new(MonotonicClock::new()), Notices::default());
+//! let arena = Arena::new(4 * layout.slot_bytes(), layout.slot_bytes())?;
+//! let backend = ThreadBackend::open(&layout, DEFAULT_DEPTH, clock.clone(), &notices)?;
+//! let mut streamer = Streamer::start(layout, arena, Box::new(backend), clock, &StreamOptions::default())?;
+//!
+//! let barrier = streamer.demand(&ids)?;
+//! while let Some(landed) = streamer.next(&barrier)? {
+//!     let expected = if landed.expert == ids[0] { "expert zero" } else { "expert one" };
+//!     assert_eq!(landed.lease.extent(0), expected.as_bytes());
+//! }
+//! assert_eq!(streamer.counters().expert_bytes_read, 21);
+//! # Ok(())
+//! # }
+//! ```
+
+mod arena;
+mod backend;
+mod buffer;
+mod clock;
+mod error;
+mod events;
+mod file;
+mod layout;
+mod map;
+mod memory;
+mod notice;
+mod page;
+mod platform;
+mod schedule;
+mod state;
+mod stream;
+mod threads;
+mod tickets;
+
+pub use arena::{Arena, SlotLease, Window};
+pub use backend::{Backend, Completion, ReadRequest, Ticket};
+pub use buffer::{AlignedBuf, READ_PIECE_BYTES};
+pub use clock::{Clock, MonotonicClock, VirtualClock};
+pub use error::{Error, ReadError, Result};
+pub use events::{Counters, DriveCounters, EVENT_CAPACITY, EventBatch, ReadClass, ReadEvent};
+pub use file::DirectFile;
+pub use layout::{
+    Drive, DriveId, ExpertId, Extent, FileId, Home, Layout, LayoutBuilder, LayoutFile, Source,
+};
+pub use map::HugePages;
+pub use memory::{Fault, MemoryBackend};
+pub use notice::{Notice, Notices};
+pub use page::PAGE_BYTES;
+pub use state::Landed;
+pub use stream::{Barrier, CHUNK_BYTES, LEASE_PATIENCE, StreamOptions, Streamer};
+pub use threads::{DEFAULT_DEPTH, ThreadBackend};

@@ -1,0 +1,28 @@
+//! macOS: F_NOCACHE. It takes any alignment and refuses no file system.
+
+use std::fs::File;
+use std::io;
+use std::path::Path;
+
+use memmap2::MmapMut;
+use rustix::fs;
+
+/// Opens for reading past the unified buffer cache.
+pub(crate) fn open_direct(path: &Path) -> io::Result<File> {
+    let file = File::open(path)?;
+    fs::fcntl_nocache(&file, true)?;
+    Ok(file)
+}
+
+/// Turns caching of an open file on again.
+pub(crate) fn make_buffered(file: &File) -> io::Result<()> {
+    Ok(fs::fcntl_nocache(file, false)?)
+}
+
+/// macOS has no call for this.
+pub(crate) fn drop_cached(_file: &File, _offset: u64, _len: u64) {}
+
+/// macOS has no such advice for anonymous memory.
+pub(crate) fn advise_huge(_map: &MmapMut, _start: usize, _len: usize) -> io::Result<()> {
+    Err(io::Error::from(io::ErrorKind::Unsupported))
+}

@@ -1,0 +1,26 @@
+//! Any other Unix: buffered reads.
+
+use std::fs::File;
+use std::io;
+use std::path::Path;
+
+use memmap2::MmapMut;
+use rustix::io::Errno;
+
+/// Refuses, so that the caller falls back to buffered reads.
+pub(crate) fn open_direct(_path: &Path) -> io::Result<File> {
+    Err(Errno::INVAL.into())
+}
+
+/// Files are opened buffered here.
+pub(crate) fn make_buffered(_file: &File) -> io::Result<()> {
+    Ok(())
+}
+
+/// No common call for this.
+pub(crate) fn drop_cached(_file: &File, _offset: u64, _len: u64) {}
+
+/// No common call for this.
+pub(crate) fn advise_huge(_map: &MmapMut, _start: usize, _len: usize) -> io::Result<()> {
+    Err(io::Error::from(io::ErrorKind::Unsupported))
+}
