@@ -203,9 +203,6 @@ mod tests {
 
     #[test]
     fn values_are_escaped_once() {
-        assert_eq!(
-            escape(r#"a "b" & &quot;"#),
-            "a &quot;b&quot; &amp; &amp;quot;"
-        );
+        assert_eq!(escape(r#"a "b" & &quot;"#), "a &quot;b&quot; &amp; &amp;quot;");
     }
 }

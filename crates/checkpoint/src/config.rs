@@ -118,12 +118,7 @@ impl K3Config {
             hidden_size: width("hidden_size")?,
             num_hidden_layers: text.count("num_hidden_layers", 1, MAX_LAYERS)?,
             vocab_size: width("vocab_size")?,
-            max_position_embeddings: text.count_or(
-                "max_position_embeddings",
-                1 << 20,
-                1,
-                usize::MAX,
-            )?,
+            max_position_embeddings: text.count_or("max_position_embeddings", 1 << 20, 1, usize::MAX)?,
             intermediate_size: width("intermediate_size")?,
             rms_norm_eps: text.number("rms_norm_eps")?,
             activation_situ_beta: text.number_or("activation_situ_beta", 4.0)?,
@@ -184,10 +179,7 @@ impl K3Config {
         for (name, value) in [
             ("rms_norm_eps", self.rms_norm_eps),
             ("activation_situ_beta", self.activation_situ_beta),
-            (
-                "activation_situ_linear_beta",
-                self.activation_situ_linear_beta,
-            ),
+            ("activation_situ_linear_beta", self.activation_situ_linear_beta),
         ] {
             if value <= 0.0 {
                 return Err(text.wrong(name, value, "a number above 0"));
@@ -197,44 +189,27 @@ impl K3Config {
         if bound >= 0.0 {
             return Err(linear.wrong("gate_lower_bound", bound, "a number below 0"));
         }
-        let key_heads = text.count_or(
-            "num_key_value_heads",
-            self.num_attention_heads,
-            1,
-            MAX_WIDTH,
-        )?;
+        let key_heads = text.count_or("num_key_value_heads", self.num_attention_heads, 1, MAX_WIDTH)?;
         if key_heads != self.num_attention_heads {
             let expected = format!("{} as num_attention_heads", self.num_attention_heads);
             return Err(text.wrong("num_key_value_heads", key_heads, expected));
         }
         if self.num_experts_per_token > self.num_experts {
             let expected = format!("at most num_experts, which is {}", self.num_experts);
-            return Err(text.wrong(
-                "num_experts_per_token",
-                self.num_experts_per_token,
-                expected,
-            ));
+            return Err(text.wrong("num_experts_per_token", self.num_experts_per_token, expected));
         }
         for (name, value) in [
             ("routed_expert_hidden_size", self.routed_expert_hidden_size),
             ("moe_intermediate_size", self.moe_intermediate_size),
         ] {
             if value % MXFP4_GROUP != 0 {
-                let expected =
-                    format!("a multiple of {MXFP4_GROUP}, the columns of one MXFP4 scale");
+                let expected = format!("a multiple of {MXFP4_GROUP}, the columns of one MXFP4 scale");
                 return Err(text.wrong(name, value, expected));
             }
         }
         if self.first_k_dense_replace > self.num_hidden_layers {
-            let expected = format!(
-                "at most num_hidden_layers, which is {}",
-                self.num_hidden_layers
-            );
-            return Err(text.wrong(
-                "first_k_dense_replace",
-                self.first_k_dense_replace,
-                expected,
-            ));
+            let expected = format!("at most num_hidden_layers, which is {}", self.num_hidden_layers);
+            return Err(text.wrong("first_k_dense_replace", self.first_k_dense_replace, expected));
         }
         check_layer_lists(&self.linear_attn_config, self.num_hidden_layers, linear)?;
         self.check_products(text, linear)
@@ -301,9 +276,7 @@ impl K3Config {
 
     /// The number of layers with routed experts.
     pub fn moe_layers(&self) -> usize {
-        (0..self.num_hidden_layers)
-            .filter(|&layer| self.is_moe(layer))
-            .count()
+        (0..self.num_hidden_layers).filter(|&layer| self.is_moe(layer)).count()
     }
 
     /// Query and key size of an MLA head: `qk_nope_head_dim + qk_rope_head_dim`.
@@ -381,9 +354,7 @@ fn check_quantization(root: &Fields<'_>, text: &Fields<'_>) -> Result<(), Error>
     for name in groups.names() {
         let full = format!("quantization_config.config_groups.{name}");
         let weights_full = format!("{full}.weights");
-        let weights = groups
-            .object(name, &full)?
-            .object("weights", &weights_full)?;
+        let weights = groups.object(name, &full)?.object("weights", &weights_full)?;
         weights.must_be("num_bits", None, json!(4))?;
         weights.must_be("type", Some(json!("float")), json!("float"))?;
         weights.must_be("group_size", None, json!(MXFP4_GROUP))?;
@@ -408,11 +379,7 @@ fn parse_linear(linear: &Fields<'_>) -> Result<LinearAttnConfig, Error> {
 }
 
 /// The two lists, together, name each layer from 1 to `layers` once.
-fn check_layer_lists(
-    lists: &LinearAttnConfig,
-    layers: usize,
-    linear: &Fields<'_>,
-) -> Result<(), Error> {
+fn check_layer_lists(lists: &LinearAttnConfig, layers: usize, linear: &Fields<'_>) -> Result<(), Error> {
     let mut kinds = vec![None; layers];
     for (name, list) in [
         ("full_attn_layers", &lists.full_attn_layers),
@@ -421,11 +388,7 @@ fn check_layer_lists(
         for &layer in list {
             let place = layer.checked_sub(1).and_then(|index| kinds.get_mut(index));
             let Some(kind) = place else {
-                return Err(linear.wrong(
-                    name,
-                    format!("layer {layer}"),
-                    format!("layers from 1 to {layers}"),
-                ));
+                return Err(linear.wrong(name, format!("layer {layer}"), format!("layers from 1 to {layers}")));
             };
             if let Some(first) = kind.replace(name) {
                 let found = format!("layer {layer}, which {first} has too");

@@ -22,11 +22,7 @@ pub fn stop_ids(dir: &Path, config: &K3Config) -> Result<Vec<u32>, Error> {
         Some(json) => generation_eos(&dir.join("generation_config.json"), &json, config)?,
     };
     if let Some(json) = read_optional(&dir.join("tokenizer_config.json"))? {
-        ids.extend(tokenizer_eos(
-            &dir.join("tokenizer_config.json"),
-            &json,
-            config,
-        )?);
+        ids.extend(tokenizer_eos(&dir.join("tokenizer_config.json"), &json, config)?);
     }
     ids.sort_unstable();
     ids.dedup();
@@ -50,16 +46,10 @@ fn generation_eos(path: &Path, json: &Value, config: &K3Config) -> Result<Vec<u3
             let ids = fields.counts("eos_token_id")?;
             match ids.iter().find(|&&id| id >= config.vocab_size) {
                 None => Ok(ids.iter().map(|&id| id as u32).collect()),
-                Some(id) => Err(fields.wrong(
-                    "eos_token_id",
-                    id,
-                    format!("ids below {}", config.vocab_size),
-                )),
+                Some(id) => Err(fields.wrong("eos_token_id", id, format!("ids below {}", config.vocab_size))),
             }
         }
-        Some(_) => Ok(vec![
-            fields.count("eos_token_id", 0, config.vocab_size - 1)? as u32,
-        ]),
+        Some(_) => Ok(vec![fields.count("eos_token_id", 0, config.vocab_size - 1)? as u32]),
     }
 }
 
@@ -76,25 +66,15 @@ fn tokenizer_eos(path: &Path, json: &Value, config: &K3Config) -> Result<Option<
         return Ok(None);
     }
     let added = fields.object("added_tokens_decoder", "added_tokens_decoder")?;
-    let is_eos = |id: &&str| {
-        added
-            .get(id)
-            .and_then(|token| token.get("content")?.as_str())
-            == Some(name)
-    };
+    let is_eos = |id: &&str| added.get(id).and_then(|token| token.get("content")?.as_str()) == Some(name);
     let Some(id) = added.names().find(is_eos) else {
-        return Err(fields.wrong(
-            "eos_token",
-            format!("{name:?}"),
-            "one of added_tokens_decoder",
-        ));
+        return Err(fields.wrong("eos_token", format!("{name:?}"), "one of added_tokens_decoder"));
     };
     let number = id
         .parse()
         .ok()
         .filter(|&number: &u32| (number as usize) < config.vocab_size);
-    let number = number
-        .ok_or_else(|| added.wrong(id, "this id", format!("ids below {}", config.vocab_size)))?;
+    let number = number.ok_or_else(|| added.wrong(id, "this id", format!("ids below {}", config.vocab_size)))?;
     Ok(Some(number))
 }
 
@@ -113,15 +93,13 @@ mod tests {
             }
         }
         let config = include_str!("../testdata/k3-tiny-config.json");
-        stop_ids(
-            dir.path(),
-            &K3Config::parse(config, Path::new("config.json")).unwrap(),
-        )
+        stop_ids(dir.path(), &K3Config::parse(config, Path::new("config.json")).unwrap())
     }
 
     #[test]
     fn ids_come_from_both_files() {
-        let tokenizer = r#"{"eos_token":"[EOS]","added_tokens_decoder":{"256":{"content":"[BOS]"},"257":{"content":"[EOS]"}}}"#;
+        let tokenizer =
+            r#"{"eos_token":"[EOS]","added_tokens_decoder":{"256":{"content":"[BOS]"},"257":{"content":"[EOS]"}}}"#;
         assert_eq!(
             stops(Some(r#"{"eos_token_id":258}"#), Some(tokenizer)).unwrap(),
             [257, 258]

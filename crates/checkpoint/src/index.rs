@@ -176,9 +176,7 @@ mod tests {
         let file = tempfile::NamedTempFile::new().unwrap();
         std::fs::write(file.path(), json).unwrap();
         let mut seen = Vec::new();
-        let index = read_index(file.path(), &mut |name, shard| {
-            seen.push((name.to_owned(), shard))
-        })?;
+        let index = read_index(file.path(), &mut |name, shard| seen.push((name.to_owned(), shard)))?;
         Ok((index, seen))
     }
 

@@ -50,9 +50,9 @@ impl Checkpoint {
             tensor,
             place: "in one of the shards",
         };
-        let config = scan.config.ok_or_else(|| Error::NotACheckpoint {
-            path: dir.to_owned(),
-        })?;
+        let config = scan
+            .config
+            .ok_or_else(|| Error::NotACheckpoint { path: dir.to_owned() })?;
         let schema = scan.schema.unwrap_or_else(|| Schema::new(&config));
         let trunk: Result<Vec<_>, _> = schema
             .trunk()

@@ -102,21 +102,13 @@ impl ExpertTable {
             parts: Default::default(),
         };
         for part in order {
-            let (shard, offset, len) = (
-                usize::from(shards[part]),
-                offsets[part],
-                self.part_bytes[part],
-            );
+            let (shard, offset, len) = (usize::from(shards[part]), offsets[part], self.part_bytes[part]);
             let touches = place.used.checked_sub(1).filter(|&last| {
                 let last = place.extents[last];
                 last.shard == shard && last.offset + last.len == offset
             });
             let extent = touches.unwrap_or_else(|| {
-                place.extents[place.used] = Extent {
-                    shard,
-                    offset,
-                    len: 0,
-                };
+                place.extents[place.used] = Extent { shard, offset, len: 0 };
                 place.used += 1;
                 place.used - 1
             });

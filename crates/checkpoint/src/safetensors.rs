@@ -172,15 +172,9 @@ impl RawHeader {
     /// The file cannot be read, claims a header longer than [`MAX_HEADER_BYTES`], or ends inside its header.
     pub fn read(path: &Path) -> Result<RawHeader, Error> {
         let mut file = File::open(path).map_err(|e| Error::io(path, "open", e))?;
-        let meta = file
-            .metadata()
-            .map_err(|e| Error::io(path, "read the length", e))?;
+        let meta = file.metadata().map_err(|e| Error::io(path, "read the length", e))?;
         if meta.is_dir() {
-            return Err(Error::io(
-                path,
-                "read",
-                std::io::ErrorKind::IsADirectory.into(),
-            ));
+            return Err(Error::io(path, "read", std::io::ErrorKind::IsADirectory.into()));
         }
         let file_len = meta.len();
         if file_len < LENGTH_BYTES {
@@ -191,8 +185,7 @@ impl RawHeader {
             });
         }
         let mut length = [0; LENGTH_BYTES as usize];
-        file.read_exact(&mut length)
-            .map_err(|e| Error::io(path, "read", e))?;
+        file.read_exact(&mut length).map_err(|e| Error::io(path, "read", e))?;
         let length = u64::from_le_bytes(length);
         if length > MAX_HEADER_BYTES {
             return Err(Error::HeaderLength {
@@ -210,8 +203,7 @@ impl RawHeader {
             });
         }
         let mut json = vec![0; length as usize];
-        file.read_exact(&mut json)
-            .map_err(|e| Error::io(path, "read", e))?;
+        file.read_exact(&mut json).map_err(|e| Error::io(path, "read", e))?;
         Ok(RawHeader {
             path: path.to_owned(),
             json,
@@ -246,22 +238,10 @@ impl RawHeader {
     /// [`Error::ShortShard`] or [`Error::LongShard`].
     pub fn check_len(&self, entries: &[HeaderEntry<'_>]) -> Result<(), Error> {
         let data = entries.last().map_or(0, |last| last.end);
-        let (path, found, expected) = (
-            self.path.clone(),
-            self.file_len,
-            self.data_start().saturating_add(data),
-        );
+        let (path, found, expected) = (self.path.clone(), self.file_len, self.data_start().saturating_add(data));
         match found.cmp(&expected) {
-            std::cmp::Ordering::Less => Err(Error::ShortShard {
-                path,
-                found,
-                expected,
-            }),
-            std::cmp::Ordering::Greater => Err(Error::LongShard {
-                path,
-                found,
-                expected,
-            }),
+            std::cmp::Ordering::Less => Err(Error::ShortShard { path, found, expected }),
+            std::cmp::Ordering::Greater => Err(Error::LongShard { path, found, expected }),
             std::cmp::Ordering::Equal => Ok(()),
         }
     }
@@ -500,10 +480,7 @@ mod tests {
     #[test]
     fn every_dtype_has_its_own_row() {
         for (place, row) in DTYPES.iter().enumerate() {
-            assert_eq!(
-                (row.0 as usize, row.0.name(), row.0.bytes()),
-                (place, row.1, row.2)
-            );
+            assert_eq!((row.0 as usize, row.0.name(), row.0.bytes()), (place, row.1, row.2));
             assert_eq!(Dtype::from_name(row.1), Some(row.0));
         }
         assert_eq!(Dtype::from_name("F4"), None);
@@ -513,10 +490,7 @@ mod tests {
     fn inconsistent_entries_are_named() {
         let (kind, text) = fault(r#"{"t":{"dtype":"F31","shape":[2],"data_offsets":[0,8]}}"#);
         assert_eq!(kind, HeaderFault::UnknownDtype);
-        assert!(
-            text.starts_with("shard: t: found dtype \"F31\", expected "),
-            "{text}"
-        );
+        assert!(text.starts_with("shard: t: found dtype \"F31\", expected "), "{text}");
 
         let (kind, text) = fault(r#"{"t":{"dtype":"F32","shape":[2,3],"data_offsets":[0,20]}}"#);
         assert_eq!(kind, HeaderFault::ByteLength);
@@ -571,9 +545,7 @@ mod tests {
             );
             assert!(!text.contains('\n'));
         }
-        let text = parse(r#"{"t":{"dtype":"U8","shape":[1]}}"#)
-            .unwrap_err()
-            .to_string();
+        let text = parse(r#"{"t":{"dtype":"U8","shape":[1]}}"#).unwrap_err().to_string();
         assert!(text.contains("t: missing field `data_offsets`"), "{text}");
     }
 

@@ -106,9 +106,7 @@ pub(crate) fn scan(dir: &Path) -> Result<Scan, Error> {
     let index_path = dir.join(INDEX_FILE);
     let has_index = index_path.exists();
     if files.is_empty() && !has_index && !config_path.exists() {
-        return Err(Error::NotACheckpoint {
-            path: dir.to_owned(),
-        });
+        return Err(Error::NotACheckpoint { path: dir.to_owned() });
     }
     let mut scan = Scan {
         dir: dir.to_owned(),
@@ -121,10 +119,7 @@ pub(crate) fn scan(dir: &Path) -> Result<Scan, Error> {
         scan.experts = ExpertTable::new(schema.expert_count(), part_bytes);
         scan.trunk = vec![None; schema.trunk().len()];
         scan.schema = Some(schema);
-        scan.stop_ids = scan
-            .problems
-            .note(stop_ids(dir, config))
-            .unwrap_or_default();
+        scan.stop_ids = scan.problems.note(stop_ids(dir, config)).unwrap_or_default();
     }
     let mut promises = None;
     if has_index {
@@ -133,10 +128,7 @@ pub(crate) fn scan(dir: &Path) -> Result<Scan, Error> {
     }
     let (names, named_by) = match &promises {
         Some(promises) => (promises.shards.clone(), "the index"),
-        None => (
-            complete_by_number(files),
-            "the numbering of the other shards",
-        ),
+        None => (complete_by_number(files), "the numbering of the other shards"),
     };
     if names.len() > MAX_SHARDS {
         return Err(Error::Json {
@@ -193,8 +185,7 @@ struct Promises {
 impl Promises {
     fn read(path: &Path, schema: Option<&Schema>) -> Result<Promises, Error> {
         let mut trunk = vec![None; schema.map_or(0, |schema| schema.trunk().len())];
-        let part_bytes =
-            ExpertPart::ALL.map(|part| schema.map_or(0, |schema| schema.expert_part_bytes(part)));
+        let part_bytes = ExpertPart::ALL.map(|part| schema.map_or(0, |schema| schema.expert_part_bytes(part)));
         let mut experts = ExpertTable::new(schema.map_or(0, Schema::expert_count), part_bytes);
         let mut contents = Vec::new();
         let index = read_index(path, &mut |name, shard| {
@@ -241,8 +232,7 @@ impl Promises {
         for expert in 0..self.experts.len() {
             for part in ExpertPart::ALL {
                 if let Some(shard) = self.experts.shard(expert, part) {
-                    self.experts
-                        .set(expert, part, number[usize::from(shard)], 0);
+                    self.experts.set(expert, part, number[usize::from(shard)], 0);
                 }
             }
         }
@@ -264,13 +254,7 @@ impl Promises {
 
 impl Scan {
     /// Reads one header and places its tensors.
-    fn read_shard(
-        &mut self,
-        number: u16,
-        path: &Path,
-        named_by: &'static str,
-        promises: Option<&Promises>,
-    ) {
+    fn read_shard(&mut self, number: u16, path: &Path, named_by: &'static str, promises: Option<&Promises>) {
         let promised = promises.map(|promises| promises.contents[usize::from(number)]);
         let (tensors, bytes, needed) = promised.unwrap_or((0, 0, true));
         let known_bytes = promised.and(self.schema.as_ref()).map(|_| bytes);
@@ -381,10 +365,7 @@ impl Scan {
             }
         };
         if let Some(before) = before {
-            let first = self
-                .shards
-                .get(before)
-                .and_then(|shard| shard.path.file_name());
+            let first = self.shards.get(before).and_then(|shard| shard.path.file_name());
             let first = first.unwrap_or_default().to_string_lossy().into_owned();
             return Err(Error::TensorTwice {
                 path: path(),
@@ -471,9 +452,7 @@ impl Scan {
         };
         for (place, spec) in schema.trunk().iter().enumerate() {
             if self.trunk[place].is_none() {
-                report(Slot::Trunk(place), &|| {
-                    format!("{TEXT_PREFIX}{}", spec.name)
-                });
+                report(Slot::Trunk(place), &|| format!("{TEXT_PREFIX}{}", spec.name));
             }
         }
         if self.plain_expert {

@@ -149,10 +149,7 @@ impl ExpertPart {
 
 /// The tensor name of one part of an expert, without the `language_model.` prefix.
 pub fn expert_tensor_name(layer: usize, expert: usize, part: ExpertPart) -> String {
-    format!(
-        "{LAYER_PREFIX}{layer}{EXPERT_INFIX}{expert}.{}",
-        part.suffix()
-    )
+    format!("{LAYER_PREFIX}{layer}{EXPERT_INFIX}{expert}.{}", part.suffix())
 }
 
 /// Bytes by class.
@@ -290,10 +287,7 @@ impl Schema {
 
     /// Bytes of one expert: K3's has 17,547,264.
     pub fn expert_bytes(&self) -> u64 {
-        ExpertPart::ALL
-            .iter()
-            .map(|&part| self.expert_part_bytes(part))
-            .sum()
+        ExpertPart::ALL.iter().map(|&part| self.expert_part_bytes(part)).sum()
     }
 
     /// The number of routed experts over all layers.
@@ -310,10 +304,7 @@ impl Schema {
     /// The layer and expert at a place among all experts.
     pub(crate) fn expert_at(&self, index: usize) -> (usize, usize) {
         let moe_layer = index / self.experts;
-        let layer = self
-            .moe_place
-            .iter()
-            .position(|&place| place == Some(moe_layer));
+        let layer = self.moe_place.iter().position(|&place| place == Some(moe_layer));
         (layer.unwrap_or(self.moe_place.len()), index % self.experts)
     }
 
@@ -334,9 +325,7 @@ impl Schema {
     /// What the stored name `name` stands for.
     pub(crate) fn resolve(&self, name: &str) -> Slot {
         let Some(text_name) = name.strip_prefix(TEXT_PREFIX) else {
-            let vision = VISION_PREFIXES
-                .iter()
-                .any(|prefix| name.starts_with(prefix));
+            let vision = VISION_PREFIXES.iter().any(|prefix| name.starts_with(prefix));
             return if vision { Slot::Vision } else { Slot::Unknown };
         };
         match split_expert_name(text_name) {
@@ -345,14 +334,9 @@ impl Schema {
                 let Some(expert) = self.expert_index(layer, expert) else {
                     return Slot::Unknown;
                 };
-                match ExpertPart::ALL
-                    .into_iter()
-                    .find(|part| part.suffix() == suffix)
-                {
+                match ExpertPart::ALL.into_iter().find(|part| part.suffix() == suffix) {
                     Some(part) => Slot::Expert { expert, part },
-                    None if matches!(suffix, "w1.weight" | "w2.weight" | "w3.weight") => {
-                        Slot::PlainExpert
-                    }
+                    None if matches!(suffix, "w1.weight" | "w2.weight" | "w3.weight") => Slot::PlainExpert,
                     None => Slot::Unknown,
                 }
             }
@@ -379,10 +363,7 @@ fn split_number(text: &str) -> Option<(usize, &str)> {
 
 /// Matrices are `[rows, columns]`; columns are the inputs.
 fn expert_shapes(config: &K3Config) -> [Shape; ExpertPart::COUNT] {
-    let (inner, latent) = (
-        config.moe_intermediate_size,
-        config.routed_expert_hidden_size,
-    );
+    let (inner, latent) = (config.moe_intermediate_size, config.routed_expert_hidden_size);
     ExpertPart::ALL.map(|part| match part {
         ExpertPart::W1Packed | ExpertPart::W3Packed => shape(&[inner, latent / 2]),
         ExpertPart::W1Scale | ExpertPart::W3Scale => shape(&[inner, latent / MXFP4_GROUP]),
@@ -452,20 +433,10 @@ impl Table {
             "self_attention_res_norm",
             "mlp_res_norm",
         ] {
-            self.row(
-                Class::Norms,
-                Dtype::Bf16,
-                &format!("{name}.weight"),
-                &[hidden],
-            );
+            self.row(Class::Norms, Dtype::Bf16, &format!("{name}.weight"), &[hidden]);
         }
         for name in ["self_attention_res_proj", "mlp_res_proj"] {
-            self.row(
-                Class::Norms,
-                Dtype::Bf16,
-                &format!("{name}.weight"),
-                &[1, hidden],
-            );
+            self.row(Class::Norms, Dtype::Bf16, &format!("{name}.weight"), &[1, hidden]);
         }
     }
 
@@ -506,31 +477,16 @@ impl Table {
             &[heads, hidden],
         );
         // One entry a head, stored head_dim long with zeros behind the last head (K3: 128 for 96 heads).
-        self.row(
-            Class::Attention,
-            Dtype::F32,
-            "self_attn.A_log",
-            &[head_dim.max(heads)],
-        );
+        self.row(Class::Attention, Dtype::F32, "self_attn.A_log", &[head_dim.max(heads)]);
         if let Some(a_log) = self.trunk.last_mut() {
             a_log.least_len = Some(heads as u64);
         }
         self.row(Class::Attention, Dtype::F32, "self_attn.dt_bias", &[width]);
         for name in ["q_conv1d", "k_conv1d", "v_conv1d"] {
             let dims = [width, 1, kda.short_conv_kernel_size];
-            self.row(
-                Class::Attention,
-                Dtype::F32,
-                &format!("self_attn.{name}.weight"),
-                &dims,
-            );
+            self.row(Class::Attention, Dtype::F32, &format!("self_attn.{name}.weight"), &dims);
         }
-        self.row(
-            Class::Attention,
-            Dtype::F32,
-            "self_attn.o_norm.weight",
-            &[head_dim],
-        );
+        self.row(Class::Attention, Dtype::F32, "self_attn.o_norm.weight", &[head_dim]);
     }
 
     /// q_b rows of a head: nope then rope; kv_a rows: latent then the shared key; kv_b rows of a head: key then value.
@@ -553,12 +509,7 @@ impl Table {
             ("g_proj", &[values, hidden]),
             ("o_proj", &[hidden, values]),
         ] {
-            self.row(
-                Class::Attention,
-                Dtype::Bf16,
-                &format!("self_attn.{name}.weight"),
-                dims,
-            );
+            self.row(Class::Attention, Dtype::Bf16, &format!("self_attn.{name}.weight"), dims);
         }
     }
 
@@ -600,12 +551,7 @@ impl Table {
             &[hidden, latent],
         );
         let shared = format!("{moe}.shared_experts");
-        self.mlp(
-            Class::SharedExperts,
-            &shared,
-            hidden,
-            c.shared_intermediate_size(),
-        );
+        self.mlp(Class::SharedExperts, &shared, hidden, c.shared_intermediate_size());
     }
 
     fn mlp(&mut self, class: Class, name: &str, hidden: usize, inner: usize) {
@@ -615,12 +561,7 @@ impl Table {
             &format!("{name}.gate_proj.weight"),
             &[inner, hidden],
         );
-        self.row(
-            class,
-            Dtype::Bf16,
-            &format!("{name}.up_proj.weight"),
-            &[inner, hidden],
-        );
+        self.row(class, Dtype::Bf16, &format!("{name}.up_proj.weight"), &[inner, hidden]);
         self.row(
             class,
             Dtype::Bf16,
@@ -644,13 +585,7 @@ mod tests {
     #[test]
     fn the_release_comes_out_exactly() {
         let schema = Schema::new(&k3());
-        let count = |dtype| {
-            schema
-                .trunk()
-                .iter()
-                .filter(|spec| spec.dtype == dtype)
-                .count()
-        };
+        let count = |dtype| schema.trunk().iter().filter(|spec| spec.dtype == dtype).count();
         assert_eq!(count(Dtype::Bf16), 2_122 - 168);
         assert_eq!(count(Dtype::F32), 506);
         assert_eq!(schema.expert_count() * ExpertPart::COUNT, 494_592);
@@ -661,10 +596,7 @@ mod tests {
         assert_eq!(sizes.of(Class::Embedding), 2_348_810_240);
         assert_eq!(sizes.of(Class::Head), 2_348_810_240);
         assert_eq!(sizes.of(Class::Dense), 1_453_326_336);
-        assert_eq!(
-            sizes.of(Class::Attention),
-            69 * 887_800_832 + 24 * 464_392_192
-        );
+        assert_eq!(sizes.of(Class::Attention), 69 * 887_800_832 + 24 * 464_392_192);
         assert_eq!(sizes.trunk(), 113_509_540_864);
         assert_eq!(sizes.trunk() + sizes.experts, 1_559_965_606_912);
     }
@@ -674,10 +606,7 @@ mod tests {
         let schema = Schema::new(&k3());
         let resolve = |name: &str| schema.resolve(name);
         let expert = |layer, expert| schema.expert_index(layer, expert).unwrap();
-        let name = format!(
-            "{TEXT_PREFIX}{}",
-            expert_tensor_name(92, 895, ExpertPart::W3Scale)
-        );
+        let name = format!("{TEXT_PREFIX}{}", expert_tensor_name(92, 895, ExpertPart::W3Scale));
         assert_eq!(
             resolve(&name),
             Slot::Expert {

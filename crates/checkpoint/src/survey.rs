@@ -44,10 +44,7 @@ impl Survey {
 
     /// Shards that are there with the length that their header implies.
     pub fn shards_complete(&self) -> usize {
-        self.shards
-            .iter()
-            .filter(|shard| shard.is_complete())
-            .count()
+        self.shards.iter().filter(|shard| shard.is_complete()).count()
     }
 }
 
@@ -96,11 +93,7 @@ fn bytes_to_come(scan: &Scan) -> u64 {
             }
             (None, Some(bytes)) => {
                 known += bytes;
-                lacking += if shard.needed {
-                    bytes.saturating_sub(found)
-                } else {
-                    0
-                };
+                lacking += if shard.needed { bytes.saturating_sub(found) } else { 0 };
             }
             (_, None) => {
                 unknown_shards += 1;
@@ -112,9 +105,7 @@ fn bytes_to_come(scan: &Scan) -> u64 {
         .schema
         .as_ref()
         .map(|schema| schema.sizes().trunk() + schema.sizes().experts);
-    let total = scan
-        .total_size
-        .or(of_text.map(|bytes| bytes + scan.vision_bytes));
+    let total = scan.total_size.or(of_text.map(|bytes| bytes + scan.vision_bytes));
     match total {
         Some(total) if unknown_shards > 0 => lacking + total.saturating_sub(known + unknown_found),
         _ => lacking,

@@ -97,15 +97,10 @@ fn plan(config_json: &str) -> Result<Plan, Error> {
     let json = parse_json(config_json, path)?;
     let root = Fields::root(path, &json)?;
     if config.vocab_size < vocabulary::MIN_VOCAB {
-        let expected = format!(
-            "at least {}: every byte and the special tokens",
-            vocabulary::MIN_VOCAB
-        );
-        return Err(root.object("text_config", "text_config")?.wrong(
-            "vocab_size",
-            config.vocab_size,
-            expected,
-        ));
+        let expected = format!("at least {}: every byte and the special tokens", vocabulary::MIN_VOCAB);
+        return Err(root
+            .object("text_config", "text_config")?
+            .wrong("vocab_size", config.vocab_size, expected));
     }
     let vision = VisionConfig::parse(&root, config.hidden_size)?;
     Ok(Plan::new(config, vision))
@@ -158,22 +153,15 @@ fn check_space(out: &Path, needed: u64) -> Result<(), Error> {
 
 /// Bytes that an ordinary user may still write on the disk of `dir`.
 fn free_bytes(dir: &Path) -> Result<u64, Error> {
-    let stat =
-        rustix::fs::statvfs(dir).map_err(|e| Error::io(dir, "ask for the free space", e.into()))?;
+    let stat = rustix::fs::statvfs(dir).map_err(|e| Error::io(dir, "ask for the free space", e.into()))?;
     Ok(stat.f_bavail.saturating_mul(stat.f_frsize))
 }
 
 /// Every file but shards and index; `config.json`, which makes the folder a checkpoint, is last.
 fn small_files(plan: &Plan, config_json: &str) -> [(&'static str, String); 4] {
     [
-        (
-            "generation_config.json",
-            vocabulary::generation_config(&plan.config),
-        ),
-        (
-            "tokenizer_config.json",
-            vocabulary::tokenizer_config(&plan.config),
-        ),
+        ("generation_config.json", vocabulary::generation_config(&plan.config)),
+        ("tokenizer_config.json", vocabulary::tokenizer_config(&plan.config)),
         ("tiktoken.model", vocabulary::tiktoken_model(&plan.config)),
         ("config.json", config_json.to_owned()),
     ]
@@ -222,15 +210,11 @@ impl Run<'_> {
             })?;
         }
         for (name, text) in &small_files[..small_files.len() - 1] {
-            self.publish(name, |run, file, path| {
-                run.write(file, path, text.as_bytes())
-            })?;
+            self.publish(name, |run, file, path| run.write(file, path, text.as_bytes()))?;
         }
         self.publish(INDEX_FILE, |run, file, path| run.write_index(file, path))?;
         if let Some((name, text)) = small_files.last() {
-            self.publish(name, |run, file, path| {
-                run.write(file, path, text.as_bytes())
-            })?;
+            self.publish(name, |run, file, path| run.write(file, path, text.as_bytes()))?;
         }
         sync_dir(self.out)
     }
@@ -241,10 +225,7 @@ impl Run<'_> {
         name: &str,
         write: impl FnOnce(&mut Self, &mut File, &Path) -> Result<(), Error>,
     ) -> Result<(), Error> {
-        let (path, partial) = (
-            self.out.join(name),
-            self.out.join(format!("{name}.partial")),
-        );
+        let (path, partial) = (self.out.join(name), self.out.join(format!("{name}.partial")));
         let mut file = OpenOptions::new()
             .write(true)
             .create_new(true)
@@ -260,13 +241,7 @@ impl Run<'_> {
         Ok(())
     }
 
-    fn write_shard(
-        &mut self,
-        name: &str,
-        shard: &ShardPlan,
-        file: &mut File,
-        path: &Path,
-    ) -> Result<(), Error> {
+    fn write_shard(&mut self, name: &str, shard: &ShardPlan, file: &mut File, path: &Path) -> Result<(), Error> {
         self.write(file, path, &shard.header)?;
         if self.sparse {
             let len = shard.header.len() as u64 + shard.data_bytes;
@@ -278,10 +253,7 @@ impl Run<'_> {
         let mut piece = vec![0; PIECE_BYTES];
         let mut filled = 0;
         for tensor in &shard.tensors {
-            let (fill, key) = (
-                Fill::of(tensor, &self.plan.config),
-                tensor_key(self.seed, &tensor.name),
-            );
+            let (fill, key) = (Fill::of(tensor, &self.plan.config), tensor_key(self.seed, &tensor.name));
             let mut offset = 0;
             while offset < tensor.bytes() {
                 let room = (PIECE_BYTES - filled) / 8 * 8;
@@ -422,16 +394,7 @@ mod tests {
         std::fs::create_dir(out.path().join("config.json")).unwrap();
         let files = small_files(&plan, TINY);
         let error = run.write_all_or_nothing(&files).unwrap_err();
-        assert!(
-            matches!(
-                error,
-                Error::Io {
-                    action: "rename",
-                    ..
-                }
-            ),
-            "{error}"
-        );
+        assert!(matches!(error, Error::Io { action: "rename", .. }), "{error}");
         assert_eq!(run.written.len(), plan.shards() + 5);
         let left: Vec<_> = std::fs::read_dir(out.path())
             .unwrap()

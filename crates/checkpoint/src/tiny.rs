@@ -56,11 +56,7 @@ const KDA: [&str; 14] = [
     "self_attn.v_conv1d.weight",
     "self_attn.o_norm.weight",
 ];
-const DENSE: [&str; 3] = [
-    "mlp.gate_proj.weight",
-    "mlp.up_proj.weight",
-    "mlp.down_proj.weight",
-];
+const DENSE: [&str; 3] = ["mlp.gate_proj.weight", "mlp.up_proj.weight", "mlp.down_proj.weight"];
 const MOE: [&str; 8] = [
     "block_sparse_moe.gate.weight",
     BIAS,
@@ -89,10 +85,7 @@ pub fn write_tiny(out: &Path) -> Result<(), Error> {
     let config = K3Config::parse(TINY_CONFIG, Path::new("config.json"))?;
     let schema = Schema::new(&config);
     let data = make_data(&config, &schema);
-    let tensors: Vec<Tensor> = stored_order(&config)
-        .iter()
-        .map(|name| tensor(&schema, name))
-        .collect();
+    let tensors: Vec<Tensor> = stored_order(&config).iter().map(|name| tensor(&schema, name)).collect();
     let mut shard = header(&tensors);
     let mut total = 0;
     let mut weight_map = serde_json::Map::new();
@@ -120,11 +113,7 @@ fn counted_order(config: &K3Config) -> Vec<String> {
     let mut names = vec![EMBEDDING.to_owned()];
     for layer in 0..config.num_hidden_layers {
         let attention = if config.is_mla(layer) { &MLA[..] } else { &KDA };
-        let mlp = if config.is_moe(layer) {
-            &MOE[..]
-        } else {
-            &DENSE
-        };
+        let mlp = if config.is_moe(layer) { &MOE[..] } else { &DENSE };
         for suffix in LAYER_VECTORS.iter().chain(attention).chain(mlp) {
             names.push(format!("model.layers.{layer}.{suffix}"));
         }
@@ -137,11 +126,7 @@ fn counted_order(config: &K3Config) -> Vec<String> {
 
 /// The order in the file: experts last, the router's bias in front of its matrix.
 fn stored_order(config: &K3Config) -> Vec<String> {
-    let mut names: Vec<String> = [HEAD, EMBEDDING]
-        .into_iter()
-        .chain(FINAL)
-        .map(str::to_owned)
-        .collect();
+    let mut names: Vec<String> = [HEAD, EMBEDDING].into_iter().chain(FINAL).map(str::to_owned).collect();
     for layer in 0..config.num_hidden_layers {
         let attention = if config.is_mla(layer) { &MLA[..] } else { &KDA };
         let mut mlp = if config.is_moe(layer) {
@@ -159,11 +144,7 @@ fn stored_order(config: &K3Config) -> Vec<String> {
 }
 
 fn experts(config: &K3Config, layer: usize) -> Vec<String> {
-    let experts = if config.is_moe(layer) {
-        config.num_experts
-    } else {
-        0
-    };
+    let experts = if config.is_moe(layer) { config.num_experts } else { 0 };
     let parts = |expert| ExpertPart::ALL.map(|part| expert_tensor_name(layer, expert, part));
     (0..experts).flat_map(parts).collect()
 }
@@ -172,9 +153,7 @@ fn tensor(schema: &Schema, name: &str) -> Tensor {
     let (dtype, shape) = match schema.tensor(name) {
         Some(spec) => (spec.dtype, spec.shape),
         None => {
-            let part = ExpertPart::ALL
-                .into_iter()
-                .find(|part| name.ends_with(part.suffix()));
+            let part = ExpertPart::ALL.into_iter().find(|part| name.ends_with(part.suffix()));
             (
                 Dtype::U8,
                 part.map_or(Shape::default(), |part| schema.expert_shape(part)),
@@ -197,11 +176,7 @@ fn make_data(config: &K3Config, schema: &Schema) -> HashMap<String, Vec<u8>> {
         let tensor = tensor(schema, name);
         let elements = tensor.shape.elements().unwrap_or(0) as usize;
         // What A_log holds behind its heads is not counted.
-        let counted = if name.ends_with("A_log") {
-            heads
-        } else {
-            elements
-        };
+        let counted = if name.ends_with("A_log") { heads } else { elements };
         let mut bytes = Vec::with_capacity(elements * tensor.dtype.bytes() as usize);
         for _ in 0..counted {
             element(&mut bytes, name, &tensor, unit(counter));
@@ -225,10 +200,7 @@ fn element(bytes: &mut Vec<u8>, name: &str, tensor: &Tensor, u: f64) {
         Dtype::U8 if name.ends_with("weight_packed") => bytes.push(((u + 1.0) * 128.0) as u8),
         Dtype::U8 => bytes.push(121 + ((u + 1.0) * 1.5) as u8),
         Dtype::F32 => {
-            let (half, middle) = match name
-                .rsplit_once("self_attn.")
-                .map_or(name, |(_, suffix)| suffix)
-            {
+            let (half, middle) = match name.rsplit_once("self_attn.").map_or(name, |(_, suffix)| suffix) {
                 "A_log" => (0.7, 0.7),
                 "dt_bias" => (2.0, -2.0),
                 "o_norm.weight" => (0.1, 1.0),
@@ -264,10 +236,7 @@ mod tests {
             .iter()
             .map(|byte| format!("{byte:02x}"))
             .collect();
-        assert_eq!(
-            hash,
-            "d58c609a3be1158352ca3f3c55d93e749bf1c7c7117a2042ade6943d179b458b"
-        );
+        assert_eq!(hash, "d58c609a3be1158352ca3f3c55d93e749bf1c7c7117a2042ade6943d179b458b");
         let checkpoint = crate::Checkpoint::open(dir.path()).unwrap();
         assert_eq!(checkpoint.max_extents(), 1);
         assert_eq!(checkpoint.stop_ids(), [502]);

@@ -226,9 +226,7 @@ impl fmt::Debug for Tokenizer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut tokenizer = f.debug_struct("Tokenizer");
         tokenizer.field("base", &self.base());
-        tokenizer
-            .field("control", &self.control)
-            .finish_non_exhaustive()
+        tokenizer.field("control", &self.control).finish_non_exhaustive()
     }
 }
 
@@ -247,12 +245,7 @@ mod tests {
     ];
 
     /// How many of the 10,000 texts get other ids than tiktoken's when they are split by the pattern with `right` made `wrong`.
-    fn differing(
-        tokenizer: &Tokenizer,
-        cases: &[(String, Vec<u32>)],
-        right: &str,
-        wrong: &str,
-    ) -> usize {
+    fn differing(tokenizer: &Tokenizer, cases: &[(String, Vec<u32>)], right: &str, wrong: &str) -> usize {
         let parts = PARTS.iter();
         let pattern = parts.fold(PATTERN.to_string(), |p, (name, part)| p.replace(name, part));
         assert!(pattern.contains(right), "{right}");
@@ -261,11 +254,7 @@ mod tests {
             let mut merger = Merger::default();
             let mut split = Vec::new();
             for piece in pattern.find_iter(text) {
-                merger.encode(
-                    &tokenizer.ranks,
-                    piece.unwrap().as_str().as_bytes(),
-                    &mut split,
-                );
+                merger.encode(&tokenizer.ranks, piece.unwrap().as_str().as_bytes(), &mut split);
             }
             &split != ids
         };
@@ -301,11 +290,7 @@ mod tests {
                 r"(?:'[sS]|(?i:'t|'re|'ve|'m|'ll|'d))?",
             ),
             ("numbers unlimited", r"{1,3}", "+"),
-            (
-                "only decimal digits are numbers",
-                r"\p{N}{1,3}",
-                r"\p{Nd}{1,3}|\p{N}",
-            ),
+            ("only decimal digits are numbers", r"\p{N}{1,3}", r"\p{Nd}{1,3}|\p{N}"),
             ("punctuation without its newlines", r"[\r\n]*", ""),
             ("punctuation without its space", r" ?[^\s", r"[^\s"),
             ("newlines as other whitespace", r"\s*[\r\n]+|", ""),

@@ -98,10 +98,7 @@ fn measure_in_a_process_of_its_own() {
     assert_eq!(survey.tensors_by_dtype[&Dtype::U8], 494_592);
     assert_eq!(survey.tensors_by_dtype[&Dtype::Bf16], 2_122);
     assert_eq!(survey.tensors_by_dtype[&Dtype::F32], 506);
-    assert_eq!(
-        (survey.experts_found, survey.experts_contiguous),
-        (82_432, 82_432)
-    );
+    assert_eq!((survey.experts_found, survey.experts_contiguous), (82_432, 82_432));
     assert_eq!(survey.sizes.unwrap().trunk(), 113_509_540_864);
     assert_eq!(survey.vision_bytes, 2 * (401_214_464 + 46_144_512));
     assert_eq!(
@@ -112,27 +109,13 @@ fn measure_in_a_process_of_its_own() {
     let last = checkpoint.expert(92, 895).unwrap();
     assert_eq!((last.extents()[0].shard, last.bytes()), (92, 17_547_264));
 
-    assert!(
-        peak < PEAK_BYTES,
-        "peak {peak} bytes, expected less than {PEAK_BYTES}"
-    );
-    assert!(
-        surveyed < PATIENCE,
-        "{surveyed:?}, expected less than {PATIENCE:?}"
-    );
+    assert!(peak < PEAK_BYTES, "peak {peak} bytes, expected less than {PEAK_BYTES}");
+    assert!(surveyed < PATIENCE, "{surveyed:?}, expected less than {PATIENCE:?}");
 }
 
 /// VmHWM: the most memory that this process has had resident.
 fn peak_bytes() -> u64 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap();
-    let line = status
-        .lines()
-        .find_map(|line| line.strip_prefix("VmHWM:"))
-        .unwrap();
-    line.trim()
-        .strip_suffix(" kB")
-        .unwrap()
-        .parse::<u64>()
-        .unwrap()
-        * 1024
+    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).unwrap();
+    line.trim().strip_suffix(" kB").unwrap().parse::<u64>().unwrap() * 1024
 }

@@ -38,11 +38,7 @@ fn both_open_with_their_published_sizes() {
             total_size,
             "{name}"
         );
-        assert_eq!(
-            survey.experts_contiguous,
-            checkpoint.schema().expert_count(),
-            "{name}"
-        );
+        assert_eq!(survey.experts_contiguous, checkpoint.schema().expert_count(), "{name}");
         assert_eq!(survey.experts_found, survey.experts_contiguous, "{name}");
     }
 }
@@ -54,9 +50,7 @@ fn an_expert_is_one_extent_that_its_parts_fill() {
     for layer in (0..config.num_hidden_layers).filter(|&layer| config.is_moe(layer)) {
         for expert in 0..config.num_experts {
             let place = checkpoint.expert(layer, expert).unwrap();
-            let [extent] = place.extents() else {
-                panic!("{place:?}")
-            };
+            let [extent] = place.extents() else { panic!("{place:?}") };
             assert_eq!(extent.len, checkpoint.max_expert_bytes());
             assert_eq!(extent.shard, layer);
             assert!(extent.offset + extent.len <= checkpoint.shards()[layer].len);

@@ -243,14 +243,10 @@ const USER: u32 = 2482;
 const ASSISTANT: u32 = 69702;
 
 /// The end of a prompt after which the model thinks.
-const THINKING: [u32; 10] = [
-    163_587, 2778, 6244, 878, 69702, 1, 163_589, 163_587, 39964, 163_589,
-];
+const THINKING: [u32; 10] = [163_587, 2778, 6244, 878, 69702, 1, 163_589, 163_587, 39964, 163_589];
 
 /// The end of a prompt after which the model answers.
-const ANSWERING: [u32; 10] = [
-    163_587, 2778, 6244, 878, 69702, 1, 163_589, 163_587, 12092, 163_589,
-];
+const ANSWERING: [u32; 10] = [163_587, 2778, 6244, 878, 69702, 1, 163_589, 163_587, 12092, 163_589];
 
 #[test]
 fn vocabulary_has_the_published_size() {
@@ -296,10 +292,9 @@ fn plain_texts() {
 #[test]
 fn effort_is_stated_first() {
     let body = [
-        63, 130400, 123074, 470, 63, 28560, 418, 1632, 2455, 308, 2704, 306, 651, 9545, 8491, 347,
-        2976, 3411, 276, 4503, 8491, 904, 9141, 4661, 3867, 1268, 1332, 5713, 1268, 50004, 5713,
-        1268, 19421, 5713, 316, 1268, 5354, 16518, 10048, 276, 2403, 387, 42070, 472, 1268, 130400,
-        123074, 470,
+        63, 130400, 123074, 470, 63, 28560, 418, 1632, 2455, 308, 2704, 306, 651, 9545, 8491, 347, 2976, 3411, 276,
+        4503, 8491, 904, 9141, 4661, 3867, 1268, 1332, 5713, 1268, 50004, 5713, 1268, 19421, 5713, 316, 1268, 5354,
+        16518, 10048, 276, 2403, 387, 42070, 472, 1268, 130400, 123074, 470,
     ];
     let opening = [
         163_587, 2778, 6244, 878, SYSTEM, 1, 1798, 878, 130400, 59991, 470, 1, 163_589,
@@ -329,16 +324,12 @@ fn system_message() {
         message(USER, &[17, 10, 17, 30]),
         THINKING.into(),
     ];
-    assert_eq!(
-        render(&TOKENIZER, &messages, Effort::Unspecified),
-        prompt.concat()
-    );
+    assert_eq!(render(&TOKENIZER, &messages, Effort::Unspecified), prompt.concat());
 }
 
 #[test]
 fn earlier_answers_keep_their_reasoning() {
-    let think =
-        |body: &[u32]| [&[163_587, 39964, 163_589], body, &[163_588, 39964, 163_589]].concat();
+    let think = |body: &[u32]| [&[163_587, 39964, 163_589], body, &[163_588, 39964, 163_589]].concat();
     let response = [163_587, 12092, 163_589, 64, 16, 163_588, 12092, 163_589];
     let prompt = |assistant: Vec<u32>, end: [u32; 10]| {
         [
@@ -367,19 +358,10 @@ fn earlier_answers_keep_their_reasoning() {
     );
     // The element stays where there was no thought, or a blank one.
     let empty = prompt([think(&[]), response.into()].concat(), THINKING);
-    assert_eq!(
-        render(&TOKENIZER, &messages(None), Effort::Unspecified),
-        empty
-    );
-    assert_eq!(
-        render(&TOKENIZER, &messages(Some(" \n")), Effort::Unspecified),
-        empty
-    );
+    assert_eq!(render(&TOKENIZER, &messages(None), Effort::Unspecified), empty);
+    assert_eq!(render(&TOKENIZER, &messages(Some(" \n")), Effort::Unspecified), empty);
     let off = prompt(response.into(), ANSWERING);
-    assert_eq!(
-        render(&TOKENIZER, &messages(Some("because")), Effort::Off),
-        off
-    );
+    assert_eq!(render(&TOKENIZER, &messages(Some("because")), Effort::Off), off);
 }
 
 #[test]
@@ -404,21 +386,14 @@ fn bodies_are_not_escaped_and_make_no_control_tokens() {
 #[test]
 fn names_are_attributes_and_escaped() {
     let name = Some("a\"&".to_string());
-    let ids = render(
-        &TOKENIZER,
-        &[Message { name, ..user("Hi") }],
-        Effort::Unspecified,
-    );
+    let ids = render(&TOKENIZER, &[Message { name, ..user("Hi") }], Effort::Unspecified);
     let text = TOKENIZER.decode(&ids, SpecialTokens::Keep);
     let expected = "<|open|>message role=\"user\" name=\"a&quot;&amp;\"<|sep|>Hi<|close|>message<|sep|><|end_of_msg|>\
         <|open|>message role=\"assistant\"<|sep|><|open|>think<|sep|>";
     assert_eq!(text, expected);
     // The value is a piece of its own: its quotation marks do not merge with the `="` before it.
     let value = TOKENIZER.encode_ordinary("a&quot;&amp;");
-    let at = ids
-        .windows(value.len())
-        .position(|window| window == value)
-        .unwrap();
+    let at = ids.windows(value.len()).position(|window| window == value).unwrap();
     assert_eq!((ids[at - 1], ids[at + value.len()]), (878, 1));
 }
 
@@ -427,9 +402,8 @@ fn response_format_text() {
     let text = "The system is invoked with `response_format=json_object`.\n\
         Your response must be raw JSON data without markdown code blocks (```json) or any additional formatting.";
     let ids = [
-        1008, 2403, 387, 42070, 472, 1268, 12092, 15764, 129392, 9318, 16518, 12080, 4503, 2746,
-        413, 10872, 11419, 1544, 2932, 66661, 3253, 13825, 347, 3251, 5534, 8, 528, 1178, 6031,
-        44768, 13,
+        1008, 2403, 387, 42070, 472, 1268, 12092, 15764, 129392, 9318, 16518, 12080, 4503, 2746, 413, 10872, 11419,
+        1544, 2932, 66661, 3253, 13825, 347, 3251, 5534, 8, 528, 1178, 6031, 44768, 13,
     ];
     assert_eq!(TOKENIZER.encode_ordinary(text), ids);
 }
@@ -438,13 +412,10 @@ fn response_format_text() {
 fn the_published_form_of_an_answer() {
     let mut parser = ResponseParser::new(Effort::Max);
     let ids = [
-        47221, 163_588, 39964, 163_589, 163_587, 12092, 163_589, 1008, 17137, 236, 231, 163_588,
-        12092, 163_589, 163_588, 2778, 163_589, 163_586,
+        47221, 163_588, 39964, 163_589, 163_587, 12092, 163_589, 1008, 17137, 236, 231, 163_588, 12092, 163_589,
+        163_588, 2778, 163_589, 163_586,
     ];
-    let events: Vec<_> = ids
-        .iter()
-        .flat_map(|&id| parser.push(&TOKENIZER, id))
-        .collect();
+    let events: Vec<_> = ids.iter().flat_map(|&id| parser.push(&TOKENIZER, id)).collect();
     let response = |text: &str| ResponseEvent::Response(text.into());
     let expected = [
         ResponseEvent::Reasoning("because".into()),

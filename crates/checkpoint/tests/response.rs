@@ -67,10 +67,7 @@ const END: &str = "<|close|>message<|sep|><|end_of_msg|>";
 #[test]
 fn well_formed() {
     let text = format!("hm {{}}{THINK_END}{RESPONSE}yes & no{RESPONSE_END}{END}");
-    assert_eq!(
-        parse(&text, Effort::Max),
-        Answer::new("hm {}", "yes & no", true)
-    );
+    assert_eq!(parse(&text, Effort::Max), Answer::new("hm {}", "yes & no", true));
     let text = format!("yes{RESPONSE_END}{END}");
     assert_eq!(parse(&text, Effort::Off), Answer::new("", "yes", true));
     assert_eq!(parse("", Effort::Low), Answer::default());
@@ -86,10 +83,7 @@ fn missing_tags() {
     assert_eq!(parse("hm", Effort::High), Answer::new("hm", "", false));
     assert_eq!(parse("hm[EOS]", Effort::High), Answer::new("hm", "", true));
     let text = format!("hm{THINK_END}{RESPONSE}yes{RESPONSE_END} more<|close|>message<|sep|>");
-    assert_eq!(
-        parse(&text, Effort::Max),
-        Answer::new("hm", "yes more", true)
-    );
+    assert_eq!(parse(&text, Effort::Max), Answer::new("hm", "yes more", true));
 }
 
 #[test]
@@ -112,16 +106,10 @@ fn what_is_no_tag_is_text() {
     same("a<|open|>");
     same(&format!("a<|open|>{}", "response ".repeat(1000)));
     let text = format!("a<|open|>respon{END}");
-    assert_eq!(
-        parse(&text, Effort::Off),
-        Answer::new("", "a<|open|>respon", true)
-    );
+    assert_eq!(parse(&text, Effort::Off), Answer::new("", "a<|open|>respon", true));
     // A tag that gave up does not swallow the one after it.
     let text = format!("a<|open|>x{RESPONSE}b");
-    assert_eq!(
-        parse(&text, Effort::Max),
-        Answer::new("a<|open|>x", "b", false)
-    );
+    assert_eq!(parse(&text, Effort::Max), Answer::new("a<|open|>x", "b", false));
     // Attributes are no part of the name.
     let text = "a<|open|>response kind=\"x\"<|sep|>b";
     assert_eq!(parse(text, Effort::Max), Answer::new("a", "b", false));
@@ -163,10 +151,7 @@ fn half_a_character_stays_in_its_channel() {
 
 #[test]
 fn other_special_tokens_have_no_text() {
-    assert_eq!(
-        parse("a[BOS]<|media_pad|>b", Effort::Off),
-        Answer::new("", "ab", false)
-    );
+    assert_eq!(parse("a[BOS]<|media_pad|>b", Effort::Off), Answer::new("", "ab", false));
 }
 
 proptest! {

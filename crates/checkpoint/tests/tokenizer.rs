@@ -7,9 +7,7 @@ use checkpoint::tokenizer::{SpecialTokens, StreamDecoder, Tokenizer};
 use proptest::prelude::*;
 
 fn testdata(name: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR"))
-        .join("testdata")
-        .join(name)
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("testdata").join(name)
 }
 
 fn load(name: &str) -> Tokenizer {
@@ -72,11 +70,7 @@ fn golden_texts() {
             ..
         } in &golden
         {
-            assert_eq!(
-                &tokenizer.encode_with_specials(text),
-                ids,
-                "{name}: {text:?}"
-            );
+            assert_eq!(&tokenizer.encode_with_specials(text), ids, "{name}: {text:?}");
             assert_eq!(&tokenizer.decode(ids, SpecialTokens::Keep), text);
         }
     }
@@ -124,10 +118,7 @@ fn control_text_is_ordinary() {
 
         let with = tokenizer.encode_with_specials("<|open|>[EOS]");
         assert_eq!(with, [control.open, control.eos.unwrap()]);
-        assert_eq!(
-            tokenizer.decode(&with, SpecialTokens::Keep),
-            "<|open|>[EOS]"
-        );
+        assert_eq!(tokenizer.decode(&with, SpecialTokens::Keep), "<|open|>[EOS]");
         assert_eq!(tokenizer.decode(&with, SpecialTokens::Skip), "<|open|>");
         let names = [control.open, control.close, control.sep, control.end_of_msg];
         assert_eq!(
@@ -141,10 +132,7 @@ fn control_text_is_ordinary() {
 fn reserved_ids_have_names() {
     let tokenizer = load("tok_a");
     assert_eq!((tokenizer.base(), tokenizer.vocab_size()), (288, 544));
-    assert_eq!(
-        tokenizer.token_bytes(296),
-        Some(b"<|reserved_token_296|>".as_slice())
-    );
+    assert_eq!(tokenizer.token_bytes(296), Some(b"<|reserved_token_296|>".as_slice()));
     assert_eq!(tokenizer.special_id("<|reserved_token_296|>"), Some(296));
     assert_eq!(tokenizer.special_id("<|reserved_token_288|>"), None);
     assert_eq!(tokenizer.token_bytes(543), Some(b"[PAD]".as_slice()));
@@ -162,10 +150,7 @@ fn of_special_tokens_that_begin_alike_the_longest_counts() {
         "292": {"content": "<|close|>"}, "293": {"content": "<|sep|>"}, "294": {"content": "<|sep|><|sep|>"}}}"#;
     std::fs::write(dir.path().join("tokenizer_config.json"), names).unwrap();
     let tokenizer = Tokenizer::load(dir.path()).unwrap();
-    assert_eq!(
-        tokenizer.encode_with_specials("<|sep|><|sep|><|sep|>"),
-        [294, 293]
-    );
+    assert_eq!(tokenizer.encode_with_specials("<|sep|><|sep|><|sep|>"), [294, 293]);
     assert_eq!(tokenizer.control().eos, None);
 }
 
@@ -190,10 +175,7 @@ fn pathological_texts_take_no_time() {
     ] {
         let text = unit.repeat(1_000_000 / unit.len());
         let ids = tokenizer.encode_ordinary(&text);
-        assert_eq!(
-            tokenizer.decode_bytes(&ids, SpecialTokens::Keep),
-            text.as_bytes()
-        );
+        assert_eq!(tokenizer.decode_bytes(&ids, SpecialTokens::Keep), text.as_bytes());
     }
     assert!(start.elapsed().as_secs() < 60);
 }
@@ -210,16 +192,8 @@ fn runs_are_cut_before_they_are_split() {
     // A special token across a cut is text.
     let text = "x".repeat(24_996) + "<|open|>";
     let control = tokenizer.control();
-    assert!(
-        !tokenizer
-            .encode_with_specials(&text)
-            .contains(&control.open)
-    );
-    assert!(
-        tokenizer
-            .encode_with_specials(&text[10..])
-            .contains(&control.open)
-    );
+    assert!(!tokenizer.encode_with_specials(&text).contains(&control.open));
+    assert!(tokenizer.encode_with_specials(&text[10..]).contains(&control.open));
 }
 
 fn ids(tokenizer: &Tokenizer) -> impl Strategy<Value = Vec<u32>> + use<> {
@@ -333,10 +307,7 @@ fn broken_rank_files_are_refused() {
             error("tiktoken.model", |t| t + "e*l6 288\n"),
             "line 289: found \"e*l6 288\"",
         ),
-        (
-            error("tiktoken.model", |t| t + " 288\n"),
-            "line 289: found \"288\"",
-        ),
+        (error("tiktoken.model", |t| t + " 288\n"), "line 289: found \"288\""),
         (
             error("tiktoken.model", |t| t + "eHl6\t288\n"),
             "line 289: found \"eHl6\\t288\"",
@@ -396,10 +367,7 @@ fn broken_configurations_are_refused() {
             error(file, |t| t.replace("\"543\"", "\"x\"")),
             "\"x\" is named \"[PAD]\"",
         ),
-        (
-            error(file, |t| t.replace("[PAD]", "")),
-            "\"543\" is named \"\"",
-        ),
+        (error(file, |t| t.replace("[PAD]", "")), "\"543\" is named \"\""),
         (
             error(file, |t| t.replace("[UNK]", "[EOS]")),
             "special tokens 289 and 542 are both \"[EOS]\"",
@@ -408,10 +376,7 @@ fn broken_configurations_are_refused() {
             error(file, |t| t.replace("added_tokens_decoder", "added_tokens")),
             "missing field `added_tokens_decoder`",
         ),
-        (
-            error(file, |t| t[..t.len() / 2].into()),
-            "EOF while parsing",
-        ),
+        (error(file, |t| t[..t.len() / 2].into()), "EOF while parsing"),
     ];
     for (error, expected) in cases {
         assert!(error.contains(expected), "{error}\nlacks: {expected}");
@@ -429,10 +394,7 @@ fn missing_files_are_named() {
             error.starts_with(&format!("{}: cannot read it: ", path.display())),
             "{error}"
         );
-        std::fs::File::create(&path)
-            .unwrap()
-            .set_len(1 << 30)
-            .unwrap();
+        std::fs::File::create(&path).unwrap().set_len(1 << 30).unwrap();
         let error = Tokenizer::load(dir.path()).unwrap_err().to_string();
         assert!(
             error.contains("1073741824 bytes, expected at most 268435456"),

@@ -8,8 +8,8 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use drives::{
-    AlignedBuf, Arena, DEFAULT_DEPTH, DirectFile, ExpertId, LayoutBuilder, MonotonicClock, Notices,
-    Source, StreamOptions, Streamer, ThreadBackend,
+    AlignedBuf, Arena, DEFAULT_DEPTH, DirectFile, ExpertId, LayoutBuilder, MonotonicClock, Notices, Source,
+    StreamOptions, Streamer, ThreadBackend,
 };
 
 /// Bytes of an expert of Kimi K3.
@@ -18,11 +18,8 @@ const SLOTS: usize = 16;
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let mut args = std::env::args().skip(1);
-    let folder = args
-        .next()
-        .ok_or("usage: read_rate FOLDER [GIB] [DEPTH] [CHUNK_MIB]")?;
-    let number =
-        |text: Option<String>, default: usize| text.map_or(Ok(default), |text| text.parse());
+    let folder = args.next().ok_or("usage: read_rate FOLDER [GIB] [DEPTH] [CHUNK_MIB]")?;
+    let number = |text: Option<String>, default: usize| text.map_or(Ok(default), |text| text.parse());
     let gib = number(args.next(), 2)? as u64;
     let depth = number(args.next(), DEFAULT_DEPTH)?;
     let chunk_mib = number(args.next(), 4)?;
@@ -67,9 +64,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     }
 
     // 16 experts a barrier, as a token of Kimi K3 wants of each layer; a stride coprime to the count scatters them.
-    let stride = (3..)
-        .find(|step| !experts.is_multiple_of(*step))
-        .unwrap_or(1);
+    let stride = (3..).find(|step| !experts.is_multiple_of(*step)).unwrap_or(1);
     let scattered: Vec<ExpertId> = (0..experts).map(|n| id(n * stride % experts)).collect();
     for run in 0..2 {
         let (start, before) = (Instant::now(), streamer.counters());

@@ -126,11 +126,7 @@ impl Arena {
     fn release(&self, index: usize) {
         self.free_list().push(index);
         self.releases.fetch_add(1, Ordering::AcqRel);
-        let waker = self
-            .taker
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .clone();
+        let waker = self.taker.lock().unwrap_or_else(PoisonError::into_inner).clone();
         if let Some(waker) = waker {
             waker.wake();
         }
@@ -163,10 +159,7 @@ impl Arena {
     /// # Safety
     ///
     /// `slot < slots`, `range` lies inside the slot, and nobody else reads or writes it while the result lives.
-    #[expect(
-        clippy::mut_from_ref,
-        reason = "the caller owns the range, not the arena"
-    )]
+    #[expect(clippy::mut_from_ref, reason = "the caller owns the range, not the arena")]
     unsafe fn bytes_of_mut(&self, slot: usize, range: &Range<usize>) -> &mut [u8] {
         // SAFETY: the range lies inside the mapping, which lives as long as `self` and was zeroed by the kernel; the caller
         // promises that nobody else touches it.
@@ -243,17 +236,10 @@ impl Slot {
     ///
     /// When windows are still lent or an extent lies outside the slot.
     pub(crate) fn into_lease(self, extents: Box<[Range<usize>]>) -> SlotLease {
-        assert!(
-            self.lent.is_empty(),
-            "a slot with reads in flight is unseen"
-        );
-        let inside =
-            |range: &Range<usize>| range.start <= range.end && range.end <= self.arena.slot_bytes;
+        assert!(self.lent.is_empty(), "a slot with reads in flight is unseen");
+        let inside = |range: &Range<usize>| range.start <= range.end && range.end <= self.arena.slot_bytes;
         assert!(extents.iter().all(inside), "an extent lies inside its slot");
-        SlotLease {
-            slot: self,
-            extents,
-        }
+        SlotLease { slot: self, extents }
     }
 }
 
@@ -317,11 +303,7 @@ impl SlotLease {
     /// When `index` is not below [`extents`](Self::extents).
     pub fn extent(&self, index: usize) -> &[u8] {
         // SAFETY: `into_lease` checked the range and that no window is lent, and the lease owns its slot, so nobody can write.
-        unsafe {
-            self.slot
-                .arena
-                .bytes_of(self.slot.index, &self.extents[index])
-        }
+        unsafe { self.slot.arena.bytes_of(self.slot.index, &self.extents[index]) }
     }
 }
 
@@ -358,10 +340,7 @@ mod tests {
         let arena = arena(3);
         let mut slots: Vec<Slot> = std::iter::from_fn(|| arena.take()).collect();
         assert_eq!(slots.len(), 3);
-        let mut windows: Vec<Window> = slots
-            .iter_mut()
-            .map(|s| s.lend(0..4 * PAGE_BYTES))
-            .collect();
+        let mut windows: Vec<Window> = slots.iter_mut().map(|s| s.lend(0..4 * PAGE_BYTES)).collect();
         for (fill, window) in windows.iter_mut().enumerate() {
             window.bytes_mut().fill(fill as u8);
         }

@@ -27,12 +27,7 @@ impl AlignedBuf {
     ///
     /// [`Error::Read`] when the range reaches beyond the file, before memory is taken, or when a read fails; [`Error::Map`] when
     /// there is no memory; [`Error::Thread`] when a thread cannot start.
-    pub fn read_range(
-        file: &DirectFile,
-        offset: u64,
-        len: usize,
-        threads: usize,
-    ) -> Result<AlignedBuf> {
+    pub fn read_range(file: &DirectFile, offset: u64, len: usize, threads: usize) -> Result<AlignedBuf> {
         let available = file.len().saturating_sub(offset);
         if available < len as u64 {
             return Err(Error::Read(ReadError {
@@ -60,9 +55,7 @@ impl AlignedBuf {
             }
             Ok(())
         };
-        let helpers = threads
-            .min(span.div_ceil(READ_PIECE_BYTES))
-            .saturating_sub(1);
+        let helpers = threads.min(span.div_ceil(READ_PIECE_BYTES)).saturating_sub(1);
         std::thread::scope(|scope| {
             let started: Vec<_> = (0..helpers)
                 .map(|_| std::thread::Builder::new().spawn_scoped(scope, read_pieces))

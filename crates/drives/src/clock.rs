@@ -18,9 +18,7 @@ pub struct MonotonicClock {
 impl MonotonicClock {
     /// A clock that starts at zero now.
     pub fn new() -> Self {
-        Self {
-            origin: Instant::now(),
-        }
+        Self { origin: Instant::now() }
     }
 }
 

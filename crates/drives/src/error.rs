@@ -39,9 +39,7 @@ pub enum Error {
         read: ReadError,
     },
     /// The layout contradicts itself or the files.
-    #[error(
-        "expert {expert}: {problem}; check that the files are complete and belong to one checkpoint"
-    )]
+    #[error("expert {expert}: {problem}; check that the files are complete and belong to one checkpoint")]
     Layout {
         /// The expert whose homes are wrong.
         expert: ExpertId,
@@ -49,9 +47,7 @@ pub enum Error {
         problem: String,
     },
     /// The layout holds no expert at all.
-    #[error(
-        "the layout holds no expert, expected at least one; give the folder of a mixture-of-experts checkpoint"
-    )]
+    #[error("the layout holds no expert, expected at least one; give the folder of a mixture-of-experts checkpoint")]
     EmptyLayout,
     /// Memory for reads could not be mapped.
     #[error("cannot map {bytes} bytes for reads: {reason}; lower the memory budget or free memory")]
@@ -90,14 +86,10 @@ pub enum Error {
         found: usize,
     },
     /// A demand names an expert that the layout lacks.
-    #[error(
-        "expert {0} is in no file of the layout; check that the layout was built from this model"
-    )]
+    #[error("expert {0} is in no file of the layout; check that the layout was built from this model")]
     UnknownExpert(ExpertId),
     /// A demand names an expert twice.
-    #[error(
-        "expert {0} is demanded twice by one barrier, expected once; pass the union of the rows' routes"
-    )]
+    #[error("expert {0} is demanded twice by one barrier, expected once; pass the union of the rows' routes")]
     DemandedTwice(ExpertId),
     /// No read can start because every slot is held, and none came back while the streamer waited.
     #[error(
@@ -143,9 +135,7 @@ impl ReadError {
     fn next_step(&self) -> &'static str {
         match self.errno.map(Errno::from_raw_os_error) {
             None => "the file is shorter than expected: download it again",
-            Some(Errno::IO) => {
-                "the drive reports a fault: look at its log (dmesg) and read from another copy"
-            }
+            Some(Errno::IO) => "the drive reports a fault: look at its log (dmesg) and read from another copy",
             Some(Errno::NODEV | Errno::NXIO | Errno::NOTCONN | Errno::STALE) => {
                 "the drive is gone: connect it again, or read from another copy"
             }
@@ -158,15 +148,9 @@ impl fmt::Display for ReadError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let path = self.path.display();
         let Self {
-            offset,
-            wanted,
-            got,
-            ..
+            offset, wanted, got, ..
         } = self;
-        write!(
-            f,
-            "{path}: wanted {wanted} bytes at offset {offset}, got {got}: "
-        )?;
+        write!(f, "{path}: wanted {wanted} bytes at offset {offset}, got {got}: ")?;
         match self.errno {
             Some(number) => write!(f, "{}", io::Error::from_raw_os_error(number))?,
             None => write!(f, "end of file")?,
@@ -184,10 +168,7 @@ mod tests {
     #[test]
     fn a_failed_read_says_all_in_one_line() {
         let error = Error::Expert {
-            expert: ExpertId {
-                layer: 3,
-                expert: 17,
-            },
+            expert: ExpertId { layer: 3, expert: 17 },
             drive: "/mnt/a".into(),
             read: ReadError {
                 path: "/mnt/a/model-00003.safetensors".into(),

@@ -144,10 +144,7 @@ mod tests {
             issued_ns: 0,
             landed_ns: 0,
             drive: LayoutBuilder::new().virtual_drive("d"),
-            expert: ExpertId {
-                layer: 0,
-                expert: 0,
-            },
+            expert: ExpertId { layer: 0, expert: 0 },
             extent: 0,
             start,
             bytes: 1,

@@ -95,12 +95,7 @@ impl DirectFile {
     /// # Panics
     ///
     /// When `buf`, `offset` or `wanted` break the rule above.
-    pub fn read_exact_at(
-        &self,
-        buf: &mut [u8],
-        offset: u64,
-        wanted: usize,
-    ) -> std::result::Result<(), ReadError> {
+    pub fn read_exact_at(&self, buf: &mut [u8], offset: u64, wanted: usize) -> std::result::Result<(), ReadError> {
         assert!(
             buf.as_ptr().addr().is_multiple_of(PAGE_BYTES)
                 && buf.len().is_multiple_of(PAGE_BYTES)
@@ -108,9 +103,7 @@ impl DirectFile {
                 && wanted <= buf.len(),
             "a direct read takes whole pages"
         );
-        let outcome = fill(buf, wanted, |done, part| {
-            self.read_some(part, offset + done as u64)
-        });
+        let outcome = fill(buf, wanted, |done, part| self.read_some(part, offset + done as u64));
         if !self.is_direct() {
             platform::drop_cached(&self.file, offset, buf.len() as u64);
         }
@@ -271,11 +264,7 @@ mod tests {
         let file = DirectFile::open("/proc/version", &notices).unwrap();
         assert!(!file.is_direct());
         let notice = notices.take().pop().unwrap();
-        assert!(
-            notice
-                .to_string()
-                .starts_with("/proc: direct reads are refused")
-        );
+        assert!(notice.to_string().starts_with("/proc: direct reads are refused"));
         let mut page = memmap2::MmapMut::map_anon(PAGE_BYTES).unwrap();
         file.read_exact_at(&mut page, 0, 5).unwrap();
         assert_eq!(&page[..5], b"Linux");
@@ -295,9 +284,7 @@ mod tests {
         // An odd address is what ext4 and others answer with EINVAL.
         let mut odd = vec![0; PAGE_BYTES + 1];
         let shift = 1 - odd.as_ptr().addr() % 2;
-        let count = direct
-            .read_some(&mut odd[shift..][..PAGE_BYTES], 0)
-            .unwrap();
+        let count = direct.read_some(&mut odd[shift..][..PAGE_BYTES], 0).unwrap();
         if direct.is_direct() {
             eprintln!("skipped: the temporary folder takes direct reads to any address");
             return;
@@ -314,8 +301,7 @@ mod tests {
         let map = unsafe { memmap2::Mmap::map(file) }.unwrap();
         let mut pages = vec![0u8; len.div_ceil(PAGE_BYTES)];
         // SAFETY: the range is that of the map, and there is one byte of `pages` for each page of it.
-        let status =
-            unsafe { libc::mincore(map.as_ptr() as *mut _, len, pages.as_mut_ptr().cast()) };
+        let status = unsafe { libc::mincore(map.as_ptr() as *mut _, len, pages.as_mut_ptr().cast()) };
         assert_eq!(status, 0);
         pages.iter().filter(|&&page| page & 1 == 1).count()
     }

@@ -305,10 +305,7 @@ impl LayoutBuilder {
     ///
     /// [`Error::UnknownExpert`] when the expert was not added before.
     pub fn home(&mut self, id: ExpertId, extent: usize, home: Home) -> Result<()> {
-        let draft = self
-            .known_experts
-            .get(&id)
-            .ok_or(Error::UnknownExpert(id))?;
+        let draft = self.known_experts.get(&id).ok_or(Error::UnknownExpert(id))?;
         self.drafts[*draft].homes.push((extent, home));
         Ok(())
     }
@@ -338,9 +335,7 @@ impl LayoutBuilder {
             let slot_bytes = check(&draft, &layout.files)?;
             layout.slot_bytes = layout.slot_bytes.max(slot_bytes);
             layout.experts.push(draft.id);
-            draft
-                .homes
-                .sort_by_key(|(extent, home)| (*extent, home.start));
+            draft.homes.sort_by_key(|(extent, home)| (*extent, home.start));
             let mut homes = draft.homes.into_iter().peekable();
             for (index, extent) in draft.extents.into_iter().enumerate() {
                 while let Some((_, home)) = homes.next_if(|(extent, _)| *extent == index) {
@@ -355,10 +350,7 @@ impl LayoutBuilder {
     }
 
     fn drive_on(&mut self, device: u64, folder: &Path) -> DriveId {
-        let known = self
-            .drives
-            .iter()
-            .position(|drive| drive.device == Some(device));
+        let known = self.drives.iter().position(|drive| drive.device == Some(device));
         let Some(index) = known else {
             return self.push_drive(Drive {
                 folders: vec![folder.to_path_buf()],
@@ -403,9 +395,7 @@ fn check(draft: &Draft, files: &[LayoutFile]) -> Result<usize> {
     for (index, home) in &draft.homes {
         let Some(extent) = draft.extents.get(*index) else {
             let count = draft.extents.len();
-            return fail(format!(
-                "a home names extent {index}, expected one of {count}"
-            ));
+            return fail(format!("a home names extent {index}, expected one of {count}"));
         };
         if let Err(problem) = check_home(extent, home, files) {
             return fail(problem);
@@ -433,7 +423,10 @@ fn check(draft: &Draft, files: &[LayoutFile]) -> Result<usize> {
             .filter(|&bytes| bytes <= MAX_SLOT_BYTES)
             .ok_or_else(|| {
                 let len = extent.len;
-                wrong(draft.id, format!("extent {index} has {len} bytes, expected an expert of at most {MAX_SLOT_BYTES}"))
+                wrong(
+                    draft.id,
+                    format!("extent {index} has {len} bytes, expected an expert of at most {MAX_SLOT_BYTES}"),
+                )
             })?;
     }
     Ok(slot_bytes)
@@ -442,11 +435,7 @@ fn check(draft: &Draft, files: &[LayoutFile]) -> Result<usize> {
 /// Largest expert in bytes: positions inside a slot fit in 32 bits. Published experts have 5 to 200 MB.
 const MAX_SLOT_BYTES: usize = u32::MAX as usize;
 
-fn check_home(
-    extent: &Extent,
-    home: &Home,
-    files: &[LayoutFile],
-) -> std::result::Result<(), String> {
+fn check_home(extent: &Extent, home: &Home, files: &[LayoutFile]) -> std::result::Result<(), String> {
     let Some(file) = files.get(home.file.index()) else {
         return Err(format!(
             "a home names file {}, expected one of {}",
@@ -456,9 +445,7 @@ fn check_home(
     };
     let (path, file_len) = (file.path.display(), file.len);
     let (offset, start, len) = (home.offset, home.start, home.len);
-    let end = start
-        .checked_add(len)
-        .filter(|&end| end <= extent.len && len > 0);
+    let end = start.checked_add(len).filter(|&end| end <= extent.len && len > 0);
     let Some(end) = end else {
         let whole = extent.len;
         return Err(format!(
@@ -503,10 +490,7 @@ fn first_gap(mut homes: Vec<Home>, len: u64) -> Option<Range<u64>> {
 mod tests {
     use super::*;
 
-    const ID: ExpertId = ExpertId {
-        layer: 1,
-        expert: 2,
-    };
+    const ID: ExpertId = ExpertId { layer: 1, expert: 2 };
 
     fn one_file(len: u64) -> (LayoutBuilder, FileId) {
         let mut builder = LayoutBuilder::new();
@@ -535,10 +519,7 @@ mod tests {
         assert_eq!(layout.slot_bytes(), 3 * 4096);
         assert_eq!(layout.homes(ID, 0).unwrap().len(), 1);
         assert!(layout.homes(ID, 1).is_none());
-        let other = ExpertId {
-            layer: 1,
-            expert: 3,
-        };
+        let other = ExpertId { layer: 1, expert: 3 };
         assert!(layout.extents(other).is_none());
     }
 
@@ -580,9 +561,7 @@ mod tests {
         builder.expert(ID, &[source(file, 4000, 1001)]).unwrap();
         let text = problem(builder);
         assert!(
-            text.contains(
-                "expert 1/2: shard: 1001 bytes at offset 4000 reach beyond the file's 5000"
-            ),
+            text.contains("expert 1/2: shard: 1001 bytes at offset 4000 reach beyond the file's 5000"),
             "{text}"
         );
 
@@ -627,10 +606,7 @@ mod tests {
             assert!(text.contains(expected), "{text}");
         }
 
-        assert!(matches!(
-            LayoutBuilder::new().build(),
-            Err(Error::EmptyLayout)
-        ));
+        assert!(matches!(LayoutBuilder::new().build(), Err(Error::EmptyLayout)));
         let (mut builder, file) = one_file(5000);
         builder.expert(ID, &[source(file, 0, 1)]).unwrap();
         assert!(builder.expert(ID, &[source(file, 0, 1)]).is_err());

@@ -81,9 +81,7 @@ pub use clock::{Clock, MonotonicClock, VirtualClock};
 pub use error::{Error, ReadError, Result};
 pub use events::{Counters, DriveCounters, EVENT_CAPACITY, EventBatch, ReadClass, ReadEvent};
 pub use file::DirectFile;
-pub use layout::{
-    Drive, DriveId, ExpertId, Extent, FileId, Home, Layout, LayoutBuilder, LayoutFile, Source,
-};
+pub use layout::{Drive, DriveId, ExpertId, Extent, FileId, Home, Layout, LayoutBuilder, LayoutFile, Source};
 pub use map::HugePages;
 pub use memory::{Fault, MemoryBackend};
 pub use notice::{Notice, Notices};

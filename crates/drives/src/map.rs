@@ -40,11 +40,7 @@ impl AlignedMap {
     /// Maps memory. Only the whole huge pages inside `len` are advised, so that no more than `len` bytes are ever resident.
     pub(crate) fn new(len: usize) -> Result<Self> {
         let failed = |reason: String| Error::Map { bytes: len, reason };
-        let slack = if len < HUGE_PAGE_BYTES {
-            0
-        } else {
-            HUGE_PAGE_BYTES
-        };
+        let slack = if len < HUGE_PAGE_BYTES { 0 } else { HUGE_PAGE_BYTES };
         let total = len
             .checked_add(slack)
             .ok_or_else(|| failed("the size overflows".into()))?;

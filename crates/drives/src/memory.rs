@@ -40,12 +40,7 @@ pub struct MemoryBackend {
 
 impl MemoryBackend {
     /// A back end with `contents[i]` as the bytes of the layout's file `i`; a file without contents is empty.
-    pub fn new(
-        layout: Arc<Layout>,
-        contents: Vec<Vec<u8>>,
-        depth: usize,
-        clock: Arc<VirtualClock>,
-    ) -> Self {
+    pub fn new(layout: Arc<Layout>, contents: Vec<Vec<u8>>, depth: usize, clock: Arc<VirtualClock>) -> Self {
         Self {
             layout,
             contents,
@@ -65,13 +60,8 @@ impl MemoryBackend {
     }
 
     fn land(&mut self, mut read: ReadRequest, fault: Option<Fault>) -> Completion {
-        let contents = self
-            .contents
-            .get(read.file.index())
-            .map_or(&[][..], Vec::as_slice);
-        let start = usize::try_from(read.offset)
-            .unwrap_or(usize::MAX)
-            .min(contents.len());
+        let contents = self.contents.get(read.file.index()).map_or(&[][..], Vec::as_slice);
+        let start = usize::try_from(read.offset).unwrap_or(usize::MAX).min(contents.len());
         let (most, errno) = match fault {
             Some(Fault::Error(errno)) => (0, Some(errno)),
             Some(Fault::Short(most)) => (most, None),
@@ -143,10 +133,7 @@ impl Bell {
     fn wait(&self) {
         let mut rung = self.rung.lock().unwrap_or_else(PoisonError::into_inner);
         while !*rung {
-            rung = self
-                .changed
-                .wait(rung)
-                .unwrap_or_else(PoisonError::into_inner);
+            rung = self.changed.wait(rung).unwrap_or_else(PoisonError::into_inner);
         }
         *rung = false;
     }

@@ -71,13 +71,7 @@ pub(crate) struct Schedule {
 
 impl Schedule {
     /// Appends an expert with its pieces.
-    pub(crate) fn push(
-        &mut self,
-        id: JobId,
-        barrier: BarrierId,
-        expert: ExpertId,
-        pieces: &[Piece],
-    ) {
+    pub(crate) fn push(&mut self, id: JobId, barrier: BarrierId, expert: ExpertId, pieces: &[Piece]) {
         self.queue.push_back(Job {
             id,
             barrier,
@@ -88,12 +82,7 @@ impl Schedule {
     }
 
     /// The next piece for a drive, which leaves the queue; `None` when nothing that waits can be read from this drive now.
-    pub(crate) fn pull(
-        &mut self,
-        layout: &Layout,
-        drive: DriveId,
-        free_slot: bool,
-    ) -> Option<Pull> {
+    pub(crate) fn pull(&mut self, layout: &Layout, drive: DriveId, free_slot: bool) -> Option<Pull> {
         let mut starting = None;
         let mut found = None;
         for (place, job) in self.queue.iter().enumerate() {
@@ -187,11 +176,7 @@ pub(crate) fn pieces(layout: &Layout, expert: ExpertId, chunk: usize) -> Vec<Pie
             });
         }
     }
-    debug_assert!(
-        pieces
-            .iter()
-            .all(|piece| piece.len.is_multiple_of(PAGE_BYTES))
-    );
+    debug_assert!(pieces.iter().all(|piece| piece.len.is_multiple_of(PAGE_BYTES)));
     pieces
 }
 
@@ -227,12 +212,7 @@ mod tests {
 
     fn push(schedule: &mut Schedule, layout: &Layout, expert: u32, barrier: u64) {
         let pieces = pieces(layout, id(expert), PAGE_BYTES);
-        schedule.push(
-            JobId(expert.into()),
-            BarrierId(barrier),
-            id(expert),
-            &pieces,
-        );
+        schedule.push(JobId(expert.into()), BarrierId(barrier), id(expert), &pieces);
     }
 
     fn drives(layout: &Layout) -> Vec<DriveId> {
@@ -264,10 +244,7 @@ mod tests {
         push(&mut schedule, &layout, 1, 1); // drive 1
         assert_eq!(schedule.pull(&layout, drives[1], true), None);
         schedule.pull(&layout, drives[0], true).unwrap();
-        assert_eq!(
-            schedule.pull(&layout, drives[1], true).unwrap().job,
-            JobId(1)
-        );
+        assert_eq!(schedule.pull(&layout, drives[1], true).unwrap().job, JobId(1));
     }
 
     #[test]
@@ -277,10 +254,7 @@ mod tests {
         let mut schedule = Schedule::default();
         push(&mut schedule, &layout, 0, 0);
         push(&mut schedule, &layout, 1, 0);
-        assert_eq!(
-            schedule.pull(&layout, drives[1], true).unwrap().job,
-            JobId(1)
-        );
+        assert_eq!(schedule.pull(&layout, drives[1], true).unwrap().job, JobId(1));
         schedule.cancel(BarrierId(0));
         assert_eq!(schedule.pull(&layout, drives[0], true), None);
     }
@@ -311,15 +285,9 @@ mod tests {
         let mut schedule = Schedule::default();
         schedule.push(JobId(0), BarrierId(0), id(0), &pieces(&layout, id(0), 8192));
         let pull = schedule.pull(&layout, two, true).unwrap();
-        assert_eq!(
-            (pull.file, pull.offset, pull.piece.start),
-            (file_two, 12_288, start)
-        );
+        assert_eq!((pull.file, pull.offset, pull.piece.start), (file_two, 12_288, start));
         let pull = schedule.pull(&layout, one, true).unwrap();
-        assert_eq!(
-            (pull.file, pull.offset, pull.piece.start),
-            (file_one, 4096, 0)
-        );
+        assert_eq!((pull.file, pull.offset, pull.piece.start), (file_one, 4096, 0));
     }
 
     proptest! {

@@ -255,11 +255,7 @@ impl State {
         if !idle || filling {
             return None;
         }
-        let unread = self
-            .barriers
-            .values()
-            .map(|barrier| barrier.landed.len())
-            .sum();
+        let unread = self.barriers.values().map(|barrier| barrier.landed.len()).sum();
         Some(Error::Stalled {
             slots: self.arena.slots(),
             leased: self.arena.slots() - unread,

@@ -256,16 +256,9 @@ impl Shared {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn wait<'a>(
-        &self,
-        state: MutexGuard<'a, State>,
-        limit: Option<Duration>,
-    ) -> MutexGuard<'a, State> {
+    fn wait<'a>(&self, state: MutexGuard<'a, State>, limit: Option<Duration>) -> MutexGuard<'a, State> {
         match limit {
-            None => self
-                .booked
-                .wait(state)
-                .unwrap_or_else(PoisonError::into_inner),
+            None => self.booked.wait(state).unwrap_or_else(PoisonError::into_inner),
             Some(limit) => {
                 let waited = self.booked.wait_timeout(state, limit);
                 waited.unwrap_or_else(PoisonError::into_inner).0
@@ -274,12 +267,7 @@ impl Shared {
     }
 
     /// Waits until a slot came back, or gives the stall as an error when none does.
-    fn wait_for_lease(
-        &self,
-        state: MutexGuard<'_, State>,
-        stall: Error,
-        patience: Duration,
-    ) -> Result<()> {
+    fn wait_for_lease(&self, state: MutexGuard<'_, State>, stall: Error, patience: Duration) -> Result<()> {
         if matches!(stall, Error::Stalled { leased: 0, .. }) {
             return Err(stall);
         }

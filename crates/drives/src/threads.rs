@@ -49,12 +49,7 @@ impl ThreadBackend {
     /// # Errors
     ///
     /// [`Error::Open`] when a file cannot be opened, [`Error::Thread`] when a thread cannot start.
-    pub fn open(
-        layout: &Layout,
-        depth: usize,
-        clock: Arc<dyn Clock>,
-        notices: &Notices,
-    ) -> Result<Self> {
+    pub fn open(layout: &Layout, depth: usize, clock: Arc<dyn Clock>, notices: &Notices) -> Result<Self> {
         let depth = depth.max(1);
         let files = layout
             .files()
@@ -165,10 +160,7 @@ impl Queue {
             if state.closed {
                 return None;
             }
-            state = self
-                .changed
-                .wait(state)
-                .unwrap_or_else(PoisonError::into_inner);
+            state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
     }
 

@@ -50,9 +50,7 @@ fn memory_is_bounded_and_idleness_is_free() {
     let file = builder.file(&path).unwrap();
     for (expert, extents) in world.experts.iter().enumerate() {
         let (_, offset, len) = extents[0];
-        builder
-            .expert(id(expert), &[Source { file, offset, len }])
-            .unwrap();
+        builder.expert(id(expert), &[Source { file, offset, len }]).unwrap();
     }
     let layout = std::sync::Arc::new(builder.build().unwrap());
 
@@ -66,23 +64,14 @@ fn memory_is_bounded_and_idleness_is_free() {
     }
     let peak = status_bytes("VmHWM") - before;
     let arena = streamer.arena().bytes() as u64;
-    assert!(
-        peak <= arena + SLACK,
-        "{peak} bytes at the peak, arena {arena}"
-    );
-    assert!(
-        peak >= arena * 9 / 10,
-        "the measure sees the arena: {peak} of {arena}"
-    );
+    assert!(peak <= arena + SLACK, "{peak} bytes at the peak, arena {arena}");
+    assert!(peak >= arena * 9 / 10, "the measure sees the arena: {peak} of {arena}");
 
     std::thread::sleep(Duration::from_millis(50));
     let busy = processor_ns();
     std::thread::sleep(Duration::from_millis(400));
     let idle = processor_ns() - busy;
-    assert!(
-        idle < 4_000_000,
-        "{idle} ns of processor time in 400 ms of idleness"
-    );
+    assert!(idle < 4_000_000, "{idle} ns of processor time in 400 ms of idleness");
     drop(streamer);
 
     let before = reset_peak();
@@ -102,8 +91,5 @@ fn memory_is_bounded_and_idleness_is_free() {
     );
     assert_eq!(buf.memory_bytes() % 4096, 0);
     drop(buf);
-    assert!(
-        status_bytes("VmRSS") <= before + SLACK,
-        "the buffer is freed"
-    );
+    assert!(status_bytes("VmRSS") <= before + SLACK, "the buffer is freed");
 }

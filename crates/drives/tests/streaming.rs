@@ -250,9 +250,7 @@ fn holding_every_slot_is_an_error_and_not_a_deadlock() {
     let held = [(); 2].map(|()| streamer.next(&barrier).unwrap().unwrap());
     let error = streamer.next(&barrier).unwrap_err();
     assert!(
-        error
-            .to_string()
-            .contains("all 2 slots are held (2 by leases, 0 by"),
+        error.to_string().contains("all 2 slots are held (2 by leases, 0 by"),
         "{error}"
     );
     drop(held);
@@ -311,13 +309,7 @@ fn wrong_demands_and_settings_are_refused() {
     let slots = arena(&layout, 1);
     let options = StreamOptions::default();
     let start = |arena: &Arc<drives::Arena>, options: &StreamOptions| {
-        Streamer::single_threaded(
-            layout.clone(),
-            arena.clone(),
-            backend(),
-            clock.clone(),
-            options,
-        )
+        Streamer::single_threaded(layout.clone(), arena.clone(), backend(), clock.clone(), options)
     };
     let mut streamer = start(&slots, &options).unwrap();
     let unknown = streamer.demand(&[id(0), id(9)]).unwrap_err();
@@ -330,19 +322,13 @@ fn wrong_demands_and_settings_are_refused() {
     drop(streamer);
     assert!(start(&slots, &options).is_ok());
     let small = drives::Arena::new(PAGE_BYTES, PAGE_BYTES).unwrap();
-    assert!(matches!(
-        start(&small, &options),
-        Err(Error::ArenaTooSmall { .. })
-    ));
+    assert!(matches!(start(&small, &options), Err(Error::ArenaTooSmall { .. })));
     for chunk_bytes in [0, 1000] {
         let options = StreamOptions {
             chunk_bytes,
             ..options.clone()
         };
-        assert!(matches!(
-            start(&slots, &options),
-            Err(Error::ChunkSize { .. })
-        ));
+        assert!(matches!(start(&slots, &options), Err(Error::ChunkSize { .. })));
     }
 }
 

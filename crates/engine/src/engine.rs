@@ -116,7 +116,10 @@ impl Engine {
         let start = Instant::now();
         let config = checkpoint.config();
         if options.positions > config.max_position_embeddings {
-            return Err(Error::ContextLimit { wanted: options.positions, limit: config.max_position_embeddings });
+            return Err(Error::ContextLimit {
+                wanted: options.positions,
+                limit: config.max_position_embeddings,
+            });
         }
         let layout = Arc::new(experts::layout(&checkpoint)?);
         let wishes = Wishes {
@@ -183,17 +186,29 @@ impl Engine {
     /// Sums so far.
     pub fn stats(&self) -> Stats {
         let c = self.streamer.counters();
-        Stats { expert_bytes_read: c.expert_bytes_read, device_bytes: c.device_bytes, ..self.stats }
+        Stats {
+            expert_bytes_read: c.expert_bytes_read,
+            device_bytes: c.device_bytes,
+            ..self.stats
+        }
     }
 
     /// A sequence before its first token.
     pub fn new_sequence(&self) -> Sequence {
-        Sequence { state: self.model.new_state(&self.cpu), ids: vec![], spoilt: false }
+        Sequence {
+            state: self.model.new_state(&self.cpu),
+            ids: vec![],
+            spoilt: false,
+        }
     }
 
     pub(crate) fn check_positions(&self, wanted: usize) -> Result<(), Error> {
         let positions = self.plan.positions;
-        if wanted > positions { Err(Error::Context { wanted, positions }) } else { Ok(()) }
+        if wanted > positions {
+            Err(Error::Context { wanted, positions })
+        } else {
+            Ok(())
+        }
     }
 
     /// Feeds `ids` in passes as large as memory allows and returns the logits after the last one, `[vocab]`.
@@ -214,7 +229,10 @@ impl Engine {
             let last = done + rows == ids.len();
             let wanted = [rows - 1];
             let part = &ids[done..done + rows];
-            let pass = &mut [PassRows { sequence: &mut *sequence, ids: part }];
+            let pass = &mut [PassRows {
+                sequence: &mut *sequence,
+                ids: part,
+            }];
             logits = self.pass(pass, if last { &wanted } else { &[] }, cancel, None)?;
             done += rows;
             progress(done, ids.len());
@@ -243,7 +261,12 @@ impl Engine {
         if let Some(&found) = ids.iter().find(|&&id| id > last) {
             return Err(Error::TokenId { found, last });
         }
-        assert!(ids.len() <= self.plan.pass_rows, "a pass of {} rows where {} were planned", ids.len(), self.plan.pass_rows);
+        assert!(
+            ids.len() <= self.plan.pass_rows,
+            "a pass of {} rows where {} were planned",
+            ids.len(),
+            self.plan.pass_rows
+        );
         cancel.check()?;
         let embeddings = self.embedding.rows(&ids)?;
         let mut segments: Vec<Segment<'_, Cpu>> = parts
@@ -252,20 +275,30 @@ impl Engine {
                 assert!(!part.sequence.spoilt, "a spoilt sequence was used again");
                 // Only a pass that ends well takes this back.
                 part.sequence.spoilt = true;
-                Segment { state: &mut part.sequence.state, rows: part.ids.len() }
+                Segment {
+                    state: &mut part.sequence.state,
+                    rows: part.ids.len(),
+                }
             })
             .collect();
         let needed = &mut self.stats.expert_bytes_needed;
         let mut experts = PassExperts::new(&self.checkpoint, &mut self.streamer, cancel, needed);
-        let input = Input { segments: &mut segments, embeddings: &embeddings, logits_of };
+        let input = Input {
+            segments: &mut segments,
+            embeddings: &embeddings,
+            logits_of,
+        };
         let logits = match probe {
-            None => self.model.forward(&self.cpu, &mut self.workspace, input, &mut experts, None)?,
+            None => self
+                .model
+                .forward(&self.cpu, &mut self.workspace, input, &mut experts, None)?,
             Some(probe) => {
                 let cpu = &self.cpu;
                 let mut see = |layer: usize, stream: &Rows, routes: Option<&Routes>| {
                     probe(layer, &kernels::Backend::download(cpu, stream), routes);
                 };
-                self.model.forward(cpu, &mut self.workspace, input, &mut experts, Some(&mut see))?
+                self.model
+                    .forward(cpu, &mut self.workspace, input, &mut experts, Some(&mut see))?
             }
         };
         for part in parts {

@@ -67,7 +67,9 @@ pub enum Error {
         positions: usize,
     },
     /// The context asked for is longer than the model allows.
-    #[error("a context of {wanted} tokens is more than the {limit} that the model was made for (max_position_embeddings); ask for less")]
+    #[error(
+        "a context of {wanted} tokens is more than the {limit} that the model was made for (max_position_embeddings); ask for less"
+    )]
     ContextLimit {
         /// Positions asked for.
         wanted: usize,

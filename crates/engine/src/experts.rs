@@ -17,9 +17,19 @@ pub(crate) fn layout(checkpoint: &Checkpoint) -> Result<drives::Layout, Error> {
             let mut sources = Vec::with_capacity(place.extents().len());
             for extent in place.extents() {
                 let file = builder.file(&checkpoint.shards()[extent.shard].path)?;
-                sources.push(Source { file, offset: extent.offset, len: extent.len });
+                sources.push(Source {
+                    file,
+                    offset: extent.offset,
+                    len: extent.len,
+                });
             }
-            builder.expert(ExpertId { layer: layer as u32, expert: expert as u32 }, &sources)?;
+            builder.expert(
+                ExpertId {
+                    layer: layer as u32,
+                    expert: expert as u32,
+                },
+                &sources,
+            )?;
         }
     }
     Ok(builder.build()?)
@@ -41,7 +51,13 @@ impl<'a> PassExperts<'a> {
         cancel: &'a Cancel,
         needed_bytes: &'a mut u64,
     ) -> Self {
-        Self { checkpoint, streamer, cancel, needed_bytes, barrier: None }
+        Self {
+            checkpoint,
+            streamer,
+            cancel,
+            needed_bytes,
+            barrier: None,
+        }
     }
 
     fn run(&self, layer: usize, landed: &Landed, run: &mut dyn FnMut(u32, &ExpertMatrices)) -> Result<(), Error> {
@@ -53,12 +69,17 @@ impl<'a> PassExperts<'a> {
             let m = Matrix::new(
                 rows,
                 cols,
-                Elements::Mxfp4 { packed: part(landed, &place, packed), scale: part(landed, &place, scale) },
+                Elements::Mxfp4 {
+                    packed: part(landed, &place, packed),
+                    scale: part(landed, &place, scale),
+                },
             )?;
             match m.find_nan_scale() {
                 None => Ok(m),
                 Some((row, block)) => Err(Error::ScaleNan {
-                    path: self.checkpoint.shards()[place.extents()[place.part(scale).extent].shard].path.clone(),
+                    path: self.checkpoint.shards()[place.extents()[place.part(scale).extent].shard]
+                        .path
+                        .clone(),
                     tensor: format!("{TEXT_PREFIX}{}", expert_tensor_name(layer, expert, scale)),
                     row,
                     block,
@@ -86,7 +107,13 @@ impl ExpertStream for PassExperts<'_> {
 
     fn demand(&mut self, layer: usize, experts: &[u32]) -> Result<(), Error> {
         self.cancel.check()?;
-        let ids: Vec<ExpertId> = experts.iter().map(|&expert| ExpertId { layer: layer as u32, expert }).collect();
+        let ids: Vec<ExpertId> = experts
+            .iter()
+            .map(|&expert| ExpertId {
+                layer: layer as u32,
+                expert,
+            })
+            .collect();
         for id in &ids {
             *self.needed_bytes += self.checkpoint.expert(layer, id.expert as usize)?.bytes();
         }
@@ -96,7 +123,9 @@ impl ExpertStream for PassExperts<'_> {
 
     fn next(&mut self, run: &mut dyn FnMut(u32, &ExpertMatrices)) -> Result<bool, Error> {
         self.cancel.check()?;
-        let Some((layer, barrier)) = &self.barrier else { return Ok(false) };
+        let Some((layer, barrier)) = &self.barrier else {
+            return Ok(false);
+        };
         match self.streamer.next(barrier)? {
             Some(landed) => self.run(*layer, &landed, run).map(|()| true),
             None => {

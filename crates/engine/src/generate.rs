@@ -29,7 +29,11 @@ impl Cancel {
     }
 
     pub(crate) fn check(&self) -> Result<(), Error> {
-        if self.is_cancelled() { Err(Error::Cancelled) } else { Ok(()) }
+        if self.is_cancelled() {
+            Err(Error::Cancelled)
+        } else {
+            Ok(())
+        }
     }
 }
 
@@ -106,7 +110,12 @@ impl Engine {
         listen: &mut dyn FnMut(Progress) -> ControlFlow<()>,
     ) -> Result<Generated, Error> {
         let start = Instant::now();
-        let mut result = Generated { ids: vec![], finish: Finish::Length, prefill_s: 0.0, decode_s: 0.0 };
+        let mut result = Generated {
+            ids: vec![],
+            finish: Finish::Length,
+            prefill_s: 0.0,
+            decode_s: 0.0,
+        };
         let end = sequence.ids().len() + request.prompt.len() + request.max_tokens.saturating_sub(1);
         self.check_positions(end)?;
         let prompt = self.prefill(sequence, &request.prompt, cancel, &mut |done, of| {

@@ -35,6 +35,8 @@ pub use engine::{Engine, LayerProbe, Options, PassRows, Sequence, Stats};
 pub use error::Error;
 pub use generate::{Cancel, Finish, Generated, Progress, Request};
 pub use kernels::{Isa, NUMERICS_VERSION, Routes};
-pub use memory::{MAX_PASS_ROWS, MemoryPlan, RESERVE_BYTES, RESERVE_SHARE, Wishes, default_budget, human, peak_bytes, trunk_bytes};
+pub use memory::{
+    MAX_PASS_ROWS, MemoryPlan, RESERVE_BYTES, RESERVE_SHARE, Wishes, default_budget, human, peak_bytes, trunk_bytes,
+};
 pub use sample::{Sampler, Sampling, greedy};
 pub use transcript::{Piece, Transcript};

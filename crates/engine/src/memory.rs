@@ -1,10 +1,11 @@
 //! Budgets first: what the memory is divided among, decided before anything large is taken.
 
 use crate::error::Error;
-use checkpoint::{Class, Checkpoint};
+use checkpoint::{Checkpoint, Class};
 use drives::PAGE_BYTES;
 use models::kimi_k3::{LOGIT_ROWS, Workspace, state_bytes};
 use std::fmt;
+use sysinfo::{ProcessRefreshKind, ProcessesToUpdate};
 
 /// The least that is left to the rest of the machine when no budget is given, and the share of what is available.
 pub const RESERVE_BYTES: u64 = 2 << 30;
@@ -67,8 +68,8 @@ impl MemoryPlan {
     /// Experts in flight come before long passes down to the slots that one row needs; then passes grow as far as they fit.
     pub fn new(checkpoint: &Checkpoint, slot_bytes: u64, wishes: &Wishes) -> Result<Self, Error> {
         let c = checkpoint.config();
-        let tables = c.vocab_size as u64 * VOCABULARY_ENTRY_BYTES
-            + (c.moe_layers() * c.num_experts) as u64 * EXPERT_ENTRY_BYTES;
+        let tables =
+            c.vocab_size as u64 * VOCABULARY_ENTRY_BYTES + (c.moe_layers() * c.num_experts) as u64 * EXPERT_ENTRY_BYTES;
         let least_slots = wishes.slots.unwrap_or(1).max(1);
         let most_slots = wishes.slots.unwrap_or(c.num_experts.min(MOST_SLOTS)).max(1);
         let good_slots = c.num_experts_per_token.clamp(least_slots, most_slots);
@@ -96,7 +97,9 @@ impl MemoryPlan {
             });
         }
         let fits = |rows, slots| plan(rows, slots).total() <= wishes.budget;
-        let rows = largest(1, wishes.pass_rows.clamp(1, MAX_PASS_ROWS), |rows| fits(rows, good_slots));
+        let rows = largest(1, wishes.pass_rows.clamp(1, MAX_PASS_ROWS), |rows| {
+            fits(rows, good_slots)
+        });
         let slots = largest(least_slots, most_slots, |slots| fits(rows, slots));
         Ok(plan(rows, slots))
     }
@@ -130,7 +133,13 @@ impl fmt::Display for MemoryPlan {
         for (name, bytes) in self.parts() {
             writeln!(f, "  {name:8} {:>12}  {}", human(bytes), note(name))?;
         }
-        writeln!(f, "  {:8} {:>12}  of {} given", "in all", human(self.total()), human(self.budget))
+        writeln!(
+            f,
+            "  {:8} {:>12}  of {} given",
+            "in all",
+            human(self.total()),
+            human(self.budget)
+        )
     }
 }
 
@@ -150,17 +159,21 @@ fn largest(low: usize, high: usize, fits: impl Fn(usize) -> bool) -> usize {
 
 /// Bytes of the resident weights: matrices as stored, in whole pages; vectors as f32.
 pub fn trunk_bytes(checkpoint: &Checkpoint) -> u64 {
-    let resident = checkpoint.schema().trunk().iter().filter(|spec| spec.class != Class::Embedding);
+    let resident = checkpoint
+        .schema()
+        .trunk()
+        .iter()
+        .filter(|spec| spec.class != Class::Embedding);
     resident
         .map(|spec| match is_matrix(spec.shape.dims()) {
             true => spec.bytes().next_multiple_of(PAGE_BYTES as u64) + PAGE_BYTES as u64,
-            false => 4 * spec.shape.dims().iter().product::<usize>() as u64,
+            false => 4 * spec.shape.dims().iter().product::<u64>(),
         })
         .sum()
 }
 
 /// Whether a tensor stays as stored (a matrix) or is expanded to f32 (norms, biases, taps, pseudo-queries).
-fn is_matrix(dims: &[usize]) -> bool {
+fn is_matrix(dims: &[u64]) -> bool {
     matches!(dims, [rows, _] if *rows > 1)
 }
 
@@ -183,20 +196,32 @@ pub fn human(bytes: u64) -> String {
     }
     match unit {
         0 => format!("{bytes} B"),
-        _ => format!("{value:.*} {}", if value < 10.0 { 2 } else { usize::from(value < 100.0) }, UNITS[unit]),
+        _ => format!(
+            "{value:.*} {}",
+            if value < 10.0 { 2 } else { usize::from(value < 100.0) },
+            UNITS[unit]
+        ),
     }
 }
 
-/// The budget when none is given: available memory, a control group's limit included, less the larger of
-/// [`RESERVE_BYTES`] and one part in [`RESERVE_SHARE`].
+/// The budget when none is given: available memory, the limit of this process's control group included, less the larger
+/// of [`RESERVE_BYTES`] and one part in [`RESERVE_SHARE`]. 0 where the system does not tell.
 pub fn default_budget() -> u64 {
-    let mut system = sysinfo::System::new();
-    system.refresh_memory();
-    let mut available = system.available_memory();
-    if let Some(limits) = system.cgroup_limits() {
-        available = available.min(limits.free_memory);
-    }
+    let available = available_bytes().unwrap_or(0);
     available.saturating_sub(RESERVE_BYTES.max(available / RESERVE_SHARE))
+}
+
+fn available_bytes() -> Option<u64> {
+    let mut system = sysinfo::System::new().ok()?;
+    system.refresh_memory();
+    let pid = sysinfo::get_current_pid().ok()?;
+    system.refresh_processes_specifics(ProcessesToUpdate::Some(&[pid]), false, ProcessRefreshKind::nothing());
+    let limits = system.process(pid).and_then(sysinfo::Process::cgroup_limits);
+    Some(
+        limits
+            .map_or(u64::MAX, |l| l.free_memory)
+            .min(system.available_memory()),
+    )
 }
 
 /// Most bytes of memory that this process ever held, where the system tells.

@@ -28,7 +28,14 @@ impl<'a> Resident<'a> {
         readers: usize,
         progress: &'a mut dyn FnMut(u64),
     ) -> Self {
-        Self { checkpoint, notices, readers, open: None, progress, bytes: 0 }
+        Self {
+            checkpoint,
+            notices,
+            readers,
+            open: None,
+            progress,
+            bytes: 0,
+        }
     }
 
     fn file(&mut self, shard: usize) -> Result<&DirectFile, Error> {
@@ -61,7 +68,11 @@ impl TensorSource for Resident<'_> {
         let buffer = AlignedBuf::read_range(self.file(info.shard)?, info.offset, info.len as usize, readers)?;
         self.bytes += info.len;
         (self.progress)(self.bytes);
-        Ok(Tensor { format: format(info.dtype), shape: info.shape.dims().to_vec(), data: Arc::new(Kept(buffer)) })
+        Ok(Tensor {
+            format: format(info.dtype),
+            shape: info.shape.dims().iter().map(|&n| n as usize).collect(),
+            data: Arc::new(Kept(buffer)),
+        })
     }
 }
 
@@ -84,7 +95,11 @@ impl Embedding {
     pub(crate) fn open(checkpoint: &Checkpoint, notices: &Notices) -> Result<Self, Error> {
         let info = *checkpoint.tensor(EMBEDDING)?;
         let file = DirectFile::open(checkpoint.shards()[info.shard].path.clone(), notices)?;
-        Ok(Self { file, info, row_bytes: checkpoint.config().hidden_size * 2 })
+        Ok(Self {
+            file,
+            info,
+            row_bytes: checkpoint.config().hidden_size * 2,
+        })
     }
 
     /// The rows of `ids`, bf16, one after the other.

@@ -20,7 +20,13 @@ pub struct Sampling {
 
 impl Default for Sampling {
     fn default() -> Self {
-        Self { temperature: 0.0, top_k: 0, min_p: 0.0, top_p: 1.0, seed: 0 }
+        Self {
+            temperature: 0.0,
+            top_k: 0,
+            min_p: 0.0,
+            top_p: 1.0,
+            seed: 0,
+        }
     }
 }
 
@@ -68,7 +74,9 @@ fn candidates(logits: &[f32], s: &Sampling) -> Vec<(u32, f32)> {
         all.truncate(s.top_k);
     }
     all.sort_unstable_by(order);
-    let Some(&(_, max)) = all.first() else { return vec![(0, 1.0)] };
+    let Some(&(_, max)) = all.first() else {
+        return vec![(0, 1.0)];
+    };
     for (_, value) in &mut all {
         *value = kernels::exp((*value - max) / s.temperature);
     }
@@ -114,7 +122,10 @@ mod tests {
     const LOGITS: [f32; 5] = [1.0, 3.0, 2.0, 3.0, -1.0];
 
     fn sampling(temperature: f32) -> Sampling {
-        Sampling { temperature, ..Default::default() }
+        Sampling {
+            temperature,
+            ..Default::default()
+        }
     }
 
     #[test]
@@ -125,15 +136,56 @@ mod tests {
 
     #[test]
     fn filters_keep_what_they_say() {
-        let ids = |s: Sampling| candidates(&LOGITS, &s).into_iter().map(|(id, _)| id).collect::<Vec<_>>();
+        let ids = |s: Sampling| {
+            candidates(&LOGITS, &s)
+                .into_iter()
+                .map(|(id, _)| id)
+                .collect::<Vec<_>>()
+        };
         assert_eq!(ids(sampling(1.0)), [1, 3, 2, 0, 4]);
-        assert_eq!(ids(Sampling { top_k: 3, ..sampling(1.0) }), [1, 3, 2]);
-        assert_eq!(ids(Sampling { min_p: 0.3, ..sampling(1.0) }), [1, 3, 2]);
-        assert_eq!(ids(Sampling { min_p: 1.0, ..sampling(1.0) }), [1, 3]);
+        assert_eq!(
+            ids(Sampling {
+                top_k: 3,
+                ..sampling(1.0)
+            }),
+            [1, 3, 2]
+        );
+        assert_eq!(
+            ids(Sampling {
+                min_p: 0.3,
+                ..sampling(1.0)
+            }),
+            [1, 3, 2]
+        );
+        assert_eq!(
+            ids(Sampling {
+                min_p: 1.0,
+                ..sampling(1.0)
+            }),
+            [1, 3]
+        );
         // e^0, e^0, e^-1, e^-2, e^-4: shares 0.398, 0.398, 0.146, ...
-        assert_eq!(ids(Sampling { top_p: 0.39, ..sampling(1.0) }), [1]);
-        assert_eq!(ids(Sampling { top_p: 0.5, ..sampling(1.0) }), [1, 3]);
-        assert_eq!(ids(Sampling { top_p: 0.9, ..sampling(1.0) }), [1, 3, 2]);
+        assert_eq!(
+            ids(Sampling {
+                top_p: 0.39,
+                ..sampling(1.0)
+            }),
+            [1]
+        );
+        assert_eq!(
+            ids(Sampling {
+                top_p: 0.5,
+                ..sampling(1.0)
+            }),
+            [1, 3]
+        );
+        assert_eq!(
+            ids(Sampling {
+                top_p: 0.9,
+                ..sampling(1.0)
+            }),
+            [1, 3, 2]
+        );
     }
 
     #[test]
@@ -148,7 +200,10 @@ mod tests {
         let total: f64 = LOGITS.iter().map(|l| (*l as f64).exp()).sum();
         for (id, logit) in LOGITS.iter().enumerate() {
             let share = tokens.iter().filter(|t| **t == id as u32).count() as f64 / tokens.len() as f64;
-            assert!((share - (*logit as f64).exp() / total).abs() < 0.01, "token {id}: {share}");
+            assert!(
+                (share - (*logit as f64).exp() / total).abs() < 0.01,
+                "token {id}: {share}"
+            );
         }
     }
 }

@@ -39,7 +39,12 @@ impl Transcript {
     }
 
     fn new(source: Source, stops: Vec<String>) -> Self {
-        Self { source, stops: StopStrings::new(stops), text: String::new(), reasoning: String::new() }
+        Self {
+            source,
+            stops: StopStrings::new(stops),
+            text: String::new(),
+            reasoning: String::new(),
+        }
     }
 
     /// Takes one id. Text that may be the beginning of a stop string is held back.
@@ -105,7 +110,11 @@ struct StopStrings {
 impl StopStrings {
     fn new(mut stops: Vec<String>) -> Self {
         stops.retain(|s| !s.is_empty());
-        Self { stops, held: String::new(), found: false }
+        Self {
+            stops,
+            held: String::new(),
+            found: false,
+        }
     }
 
     /// What of the text so far can be shown.
@@ -120,7 +129,12 @@ impl StopStrings {
             self.held.truncate(at);
             return std::mem::take(&mut self.held);
         }
-        let keep = self.stops.iter().map(|stop| overlap(&self.held, stop)).max().unwrap_or(0);
+        let keep = self
+            .stops
+            .iter()
+            .map(|stop| overlap(&self.held, stop))
+            .max()
+            .unwrap_or(0);
         let shown = self.held.len() - keep;
         self.held.drain(..shown).collect()
     }
@@ -133,7 +147,10 @@ impl StopStrings {
 /// Bytes at the end of `text` that begin `stop`.
 fn overlap(text: &str, stop: &str) -> usize {
     let lengths = stop.char_indices().map(|(at, _)| at).skip(1);
-    lengths.filter(|&n| n <= text.len() && text.ends_with(&stop[..n])).max().unwrap_or(0)
+    lengths
+        .filter(|&n| n <= text.len() && text.ends_with(&stop[..n]))
+        .max()
+        .unwrap_or(0)
 }
 
 #[cfg(test)]
@@ -149,10 +166,22 @@ mod tests {
 
     #[test]
     fn a_stop_string_is_found_across_pieces() {
-        assert_eq!(show(&["END"], &["abE", "N", "Dxyz"]), (vec!["ab".into(), "".into(), "".into(), "".into()], true));
-        assert_eq!(show(&["END"], &["abE", "N", "dx"]), (vec!["ab".into(), "".into(), "ENdx".into(), "".into()], false));
-        assert_eq!(show(&["aab"], &["aa", "ab"]), (vec!["".into(), "a".into(), "".into()], true));
-        assert_eq!(show(&["\n\n", "é!"], &["é", "\n"]), (vec!["".into(), "é".into(), "\n".into()], false));
+        assert_eq!(
+            show(&["END"], &["abE", "N", "Dxyz"]),
+            (vec!["ab".into(), "".into(), "".into(), "".into()], true)
+        );
+        assert_eq!(
+            show(&["END"], &["abE", "N", "dx"]),
+            (vec!["ab".into(), "".into(), "ENdx".into(), "".into()], false)
+        );
+        assert_eq!(
+            show(&["aab"], &["aa", "ab"]),
+            (vec!["".into(), "a".into(), "".into()], true)
+        );
+        assert_eq!(
+            show(&["\n\n", "é!"], &["é", "\n"]),
+            (vec!["".into(), "é".into(), "\n".into()], false)
+        );
         assert_eq!(show(&[], &["x", "y"]), (vec!["x".into(), "y".into(), "".into()], false));
         assert_eq!(show(&["zz", "b"], &["abzz"]), (vec!["a".into(), "".into()], true));
     }

@@ -50,18 +50,18 @@ enum FeedForward<B: Backend> {
 
 /// Kimi Delta Attention; `P = heads * dim`.
 struct Kda<B: Backend> {
-    q_proj: B::Linear,            // [P, H]
-    k_proj: B::Linear,            // [P, H]
-    v_proj: B::Linear,            // [P, H]
-    conv1d: [B::Vector; 3],       // [taps, P] for q, k, v
-    f_a_proj: B::Linear,          // [dim, H]
-    f_b_proj: B::Linear,          // [P, dim]
-    dt_bias: B::Vector,           // [P]
-    rate: B::Vector,              // [heads]: exp(A_log)
-    b_proj: B::Linear,            // [heads, H]
-    o_norm: B::Vector,            // [dim]
-    g_proj: B::Linear,            // [P, H]
-    o_proj: B::Linear,            // [H, P]
+    q_proj: B::Linear,      // [P, H]
+    k_proj: B::Linear,      // [P, H]
+    v_proj: B::Linear,      // [P, H]
+    conv1d: [B::Vector; 3], // [taps, P] for q, k, v
+    f_a_proj: B::Linear,    // [dim, H]
+    f_b_proj: B::Linear,    // [P, dim]
+    dt_bias: B::Vector,     // [P]
+    rate: B::Vector,        // [heads]: exp(A_log)
+    b_proj: B::Linear,      // [heads, H]
+    o_norm: B::Vector,      // [dim]
+    g_proj: B::Linear,      // [P, H]
+    o_proj: B::Linear,      // [H, P]
 }
 
 /// Multi-head latent attention with output gate, without positions.
@@ -85,11 +85,11 @@ struct Glu<B: Backend> {
 
 /// The latent mixture of experts; the routed experts themselves are streamed.
 struct Moe<B: Backend> {
-    gate: B::Linear,                     // [experts, H]
-    e_score_correction_bias: B::Vector,  // [experts]
-    routed_expert_down_proj: B::Linear,  // [latent, H]
-    routed_expert_norm: B::Vector,       // [latent]
-    routed_expert_up_proj: B::Linear,    // [H, latent]
+    gate: B::Linear,                    // [experts, H]
+    e_score_correction_bias: B::Vector, // [experts]
+    routed_expert_down_proj: B::Linear, // [latent, H]
+    routed_expert_norm: B::Vector,      // [latent]
+    routed_expert_up_proj: B::Linear,   // [H, latent]
     shared_experts: Glu<B>,
 }
 
@@ -139,7 +139,11 @@ impl<B: Backend> KimiK3<B> {
         for layer in 0..config.num_hidden_layers {
             layers.push(Layer::load(be, config, layer, source)?);
         }
-        let mut top = Loader { be, source, prefix: String::new() };
+        let mut top = Loader {
+            be,
+            source,
+            prefix: String::new(),
+        };
         Ok(Self {
             config: config.clone(),
             mla_eps,
@@ -186,7 +190,10 @@ impl<B: Backend> KimiK3<B> {
         let mut spans = Vec::with_capacity(input.segments.len());
         for segment in input.segments.iter() {
             let first = spans.last().map_or(0, |s: &Span| s.first + s.rows);
-            spans.push(Span { first, rows: segment.rows });
+            spans.push(Span {
+                first,
+                rows: segment.rows,
+            });
         }
         be.upload_bf16(input.embeddings, &mut ws.stream);
         let mut closed = 0;
@@ -195,7 +202,14 @@ impl<B: Backend> KimiK3<B> {
             if closed == 0 {
                 be.copy(&ws.stream, &mut ws.mixed);
             } else {
-                mix(be, &ws.bank[..closed], &ws.stream, &layer.self_attention_res, eps, &mut ws.mixed);
+                mix(
+                    be,
+                    &ws.bank[..closed],
+                    &ws.stream,
+                    &layer.self_attention_res,
+                    eps,
+                    &mut ws.mixed,
+                );
             }
             be.rms_norm(&ws.mixed, &layer.input_layernorm, eps, &mut ws.x);
             match &layer.self_attn {
@@ -227,7 +241,14 @@ impl<B: Backend> KimiK3<B> {
             segment.state.positions += segment.rows;
         }
         let mut logits = Vec::with_capacity(input.logits_of.len() * c.vocab_size);
-        mix(be, &ws.bank[..closed], &ws.stream, &self.output_attn_res, eps, &mut ws.mixed);
+        mix(
+            be,
+            &ws.bank[..closed],
+            &ws.stream,
+            &self.output_attn_res,
+            eps,
+            &mut ws.mixed,
+        );
         be.rms_norm(&ws.mixed, &self.norm, eps, &mut ws.x);
         for rows in input.logits_of.chunks(LOGIT_ROWS) {
             be.gather(&ws.x, rows, &mut ws.last);
@@ -246,7 +267,15 @@ fn mix<B: Backend>(be: &B, bank: &[B::Act], stream: &B::Act, w: &B::Vector, eps:
 
 impl<B: Backend> Kda<B> {
     /// `ws.out = KDA(ws.x)`.
-    fn forward(&self, be: &B, ws: &mut Workspace<B::Act>, c: &K3Config, layer: usize, spans: &[Span], segments: &mut [Segment<B>]) {
+    fn forward(
+        &self,
+        be: &B,
+        ws: &mut Workspace<B::Act>,
+        c: &K3Config,
+        layer: usize,
+        spans: &[Span],
+        segments: &mut [Segment<B>],
+    ) {
         let l = &c.linear_attn_config;
         let mut states: Vec<&mut B::Kda> = segments
             .iter_mut()
@@ -354,7 +383,10 @@ impl<B: Backend> Moe<B> {
 }
 
 fn situ_caps(c: &K3Config) -> SituCaps {
-    SituCaps { beta: c.activation_situ_beta, linear_beta: c.activation_situ_linear_beta }
+    SituCaps {
+        beta: c.activation_situ_beta,
+        linear_beta: c.activation_situ_linear_beta,
+    }
 }
 
 fn mla_shape(c: &K3Config) -> MlaShape {

@@ -15,10 +15,18 @@ impl Tensor {
     pub(crate) fn numbers(&self) -> Vec<f32> {
         let bytes = (*self.data).as_ref();
         match self.format {
-            WeightFormat::Bf16 => {
-                bytes.as_chunks::<2>().0.iter().map(|b| kernels::bf16_to_f32(u16::from_le_bytes(*b))).collect()
-            }
-            WeightFormat::F32 => bytes.as_chunks::<4>().0.iter().map(|b| f32::from_le_bytes(*b)).collect(),
+            WeightFormat::Bf16 => bytes
+                .as_chunks::<2>()
+                .0
+                .iter()
+                .map(|b| kernels::bf16_to_f32(u16::from_le_bytes(*b)))
+                .collect(),
+            WeightFormat::F32 => bytes
+                .as_chunks::<4>()
+                .0
+                .iter()
+                .map(|b| f32::from_le_bytes(*b))
+                .collect(),
         }
     }
 }

@@ -57,8 +57,7 @@ impl<'a> Fields<'a> {
     }
 
     fn required(&self, name: &str, expected: &str) -> Result<&'a Value, Error> {
-        self.get(name)
-            .ok_or_else(|| self.wrong(name, "nothing", expected))
+        self.get(name).ok_or_else(|| self.wrong(name, "nothing", expected))
     }
 
     /// The error for the field `name`.
@@ -83,13 +82,7 @@ impl<'a> Fields<'a> {
     }
 
     /// The same, with a value for an absent field.
-    pub(crate) fn count_or(
-        &self,
-        name: &str,
-        default: usize,
-        low: usize,
-        high: usize,
-    ) -> Result<usize, Error> {
+    pub(crate) fn count_or(&self, name: &str, default: usize, low: usize, high: usize) -> Result<usize, Error> {
         if self.get(name).is_none() {
             Ok(default)
         } else {
@@ -129,19 +122,10 @@ impl<'a> Fields<'a> {
     }
 
     /// The field must hold `expected`; absent it counts as `default`.
-    pub(crate) fn must_be(
-        &self,
-        name: &str,
-        default: Option<Value>,
-        expected: Value,
-    ) -> Result<(), Error> {
+    pub(crate) fn must_be(&self, name: &str, default: Option<Value>, expected: Value) -> Result<(), Error> {
         match self.get(name).cloned().or(default) {
             Some(value) if value == expected => Ok(()),
-            Some(value) => Err(self.wrong(
-                name,
-                quote(&value),
-                format!("{expected}, the only value supported"),
-            )),
+            Some(value) => Err(self.wrong(name, quote(&value), format!("{expected}, the only value supported"))),
             None => Err(self.wrong(name, "nothing", expected)),
         }
     }

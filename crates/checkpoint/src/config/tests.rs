@@ -15,10 +15,7 @@ fn refusal(change: impl FnOnce(&mut Value)) -> String {
     let mut json: Value = serde_json::from_str(TINY).unwrap();
     change(&mut json);
     let text = parse(&json.to_string()).unwrap_err().to_string();
-    assert!(
-        text.starts_with("config.json: ") && !text.contains('\n'),
-        "{text}"
-    );
+    assert!(text.starts_with("config.json: ") && !text.contains('\n'), "{text}");
     text
 }
 
@@ -52,10 +49,7 @@ fn absent_fields_get_their_published_values() {
     let config = parse(FIVE_B).unwrap();
     assert_eq!(config.moe_layer_freq, 1);
     assert_eq!(config.max_position_embeddings, 1 << 20);
-    assert_eq!(
-        (config.bos_token_id, config.eos_token_id),
-        (8192 - 256, 8192 - 254)
-    );
+    assert_eq!((config.bos_token_id, config.eos_token_id), (8192 - 256, 8192 - 254));
 }
 
 #[test]
@@ -83,9 +77,7 @@ fn missing_fields_are_named() {
     ] {
         let text = refusal(|json| drop(json["text_config"].as_object_mut().unwrap().remove(name)));
         assert!(
-            text.starts_with(&format!(
-                "config.json: text_config.{name}: found nothing, expected "
-            )),
+            text.starts_with(&format!("config.json: text_config.{name}: found nothing, expected ")),
             "{text}"
         );
     }
@@ -145,8 +137,7 @@ fn unsupported_and_contradictory_values_are_named() {
 #[test]
 fn quantisation_is_mxfp4_in_groups_of_32() {
     let weights = |json: &mut Value, name: &str, value: Value| {
-        json["text_config"]["quantization_config"]["config_groups"]["group_0"]["weights"][name] =
-            value;
+        json["text_config"]["quantization_config"]["config_groups"]["group_0"]["weights"][name] = value;
     };
     let text = refusal(|json| weights(json, "group_size", json!(16)));
     assert!(
@@ -155,9 +146,7 @@ fn quantisation_is_mxfp4_in_groups_of_32() {
     );
     let text = refusal(|json| weights(json, "num_bits", json!(8)));
     assert!(text.contains("num_bits: found 8, expected 4"), "{text}");
-    let text = refusal(|json| {
-        json["text_config"]["quantization_config"]["format"] = json!("int-quantized")
-    });
+    let text = refusal(|json| json["text_config"]["quantization_config"]["format"] = json!("int-quantized"));
     assert!(
         text.contains("text_config.quantization_config.format: found \"int-quantized\""),
         "{text}"

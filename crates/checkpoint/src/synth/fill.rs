@@ -40,11 +40,7 @@ pub(crate) enum Fill {
     /// BF16, uniform in `middle` plus or minus `half`.
     Bf16 { middle: f32, half: f32 },
     /// F32, likewise; elements from `zeros_from` on are 0.
-    F32 {
-        middle: f32,
-        half: f32,
-        zeros_from: u64,
-    },
+    F32 { middle: f32, half: f32, zeros_from: u64 },
     /// Two random E2M1 codes a byte.
     Codes,
     /// Scale bytes, uniform over `low`, `low + 1`, `low + 2`.
@@ -82,14 +78,8 @@ impl Fill {
             (Dtype::F32, "e_score_correction_bias") => f32(0.0, 0.25),
             (Dtype::F32, "o_norm") => f32(1.0, 0.2),
             (Dtype::F32, _) => f32(0.0, 0.9),
-            (_, "embed_tokens") => Fill::Bf16 {
-                middle: 0.0,
-                half: 1.0,
-            },
-            _ if tensor.shape.dims().len() == 1 => Fill::Bf16 {
-                middle: 1.0,
-                half: 0.2,
-            },
+            (_, "embed_tokens") => Fill::Bf16 { middle: 0.0, half: 1.0 },
+            _ if tensor.shape.dims().len() == 1 => Fill::Bf16 { middle: 1.0, half: 0.2 },
             (_, last) => {
                 let columns: u64 = tensor.shape.dims().iter().skip(1).product();
                 let half = gain(last) * (3.0 / columns.max(1) as f32).sqrt();
@@ -163,11 +153,7 @@ fn f32_word(random: u64, middle: f32, half: f32, zeros_from: u64, first: u64) ->
     let mut word = [0; 8];
     for (lane, bytes) in word.chunks_exact_mut(4).enumerate() {
         let random = middle + half * unit((random >> (32 * lane + 8)) & 0xFF_FFFF, 24);
-        let value = if first + lane as u64 >= zeros_from {
-            0.0
-        } else {
-            random
-        };
+        let value = if first + lane as u64 >= zeros_from { 0.0 } else { random };
         bytes.copy_from_slice(&value.to_le_bytes());
     }
     word
@@ -202,10 +188,7 @@ mod tests {
         let fills = [
             Fill::Codes,
             Fill::Scales { low: 119 },
-            Fill::Bf16 {
-                middle: 0.0,
-                half: 1.0,
-            },
+            Fill::Bf16 { middle: 0.0, half: 1.0 },
             Fill::F32 {
                 middle: 1.0,
                 half: 0.5,
@@ -244,11 +227,7 @@ mod tests {
         assert!(numbers[..100].iter().all(|x| (-5.0..1.0).contains(x)));
         assert!(numbers[100..].iter().all(|&x| x == 0.0));
 
-        Fill::Bf16 {
-            middle: 0.0,
-            half: 1.0,
-        }
-        .write(1, 0, &mut bytes);
+        Fill::Bf16 { middle: 0.0, half: 1.0 }.write(1, 0, &mut bytes);
         let value = |word: &[u8; 2]| f32::from_bits(u32::from(u16::from_le_bytes(*word)) << 16);
         let numbers: Vec<f32> = bytes.as_chunks().0.iter().map(value).collect();
         let mean_square = numbers.iter().map(|x| x * x).sum::<f32>() / numbers.len() as f32;

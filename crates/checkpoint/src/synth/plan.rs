@@ -54,11 +54,7 @@ impl Plan {
 
     /// The published file name of shard `number`, from 0.
     pub(super) fn file_name(&self, number: usize) -> String {
-        format!(
-            "model-{:05}-of-{:06}.safetensors",
-            number + 1,
-            self.shards()
-        )
+        format!("model-{:05}-of-{:06}.safetensors", number + 1, self.shards())
     }
 
     /// The contents of shard `number`, from 0.
@@ -72,8 +68,7 @@ impl Plan {
         };
         // The format's own writer orders by alignment, widest first, then by name; that is what puts the six
         // tensors of an expert side by side.
-        tensors
-            .sort_unstable_by(|a, b| (b.dtype.bytes(), &a.name).cmp(&(a.dtype.bytes(), &b.name)));
+        tensors.sort_unstable_by(|a, b| (b.dtype.bytes(), &a.name).cmp(&(a.dtype.bytes(), &b.name)));
         let data_bytes = tensors.iter().map(Tensor::bytes).sum();
         ShardPlan {
             header: header(&tensors),
@@ -83,11 +78,7 @@ impl Plan {
     }
 
     fn text_tensors(&self, layer: Option<usize>) -> Vec<Tensor> {
-        let trunk = self
-            .schema
-            .trunk()
-            .iter()
-            .filter(|spec| spec.layer == layer);
+        let trunk = self.schema.trunk().iter().filter(|spec| spec.layer == layer);
         let mut tensors: Vec<Tensor> = trunk
             .map(|spec| Tensor {
                 name: format!("{TEXT_PREFIX}{}", spec.name),

@@ -29,10 +29,7 @@ pub(super) struct VisionConfig {
 
 impl VisionConfig {
     /// The `vision_config` of a `config.json`; `None` for a model without one.
-    pub(super) fn parse(
-        root: &Fields<'_>,
-        text_hidden: usize,
-    ) -> Result<Option<VisionConfig>, Error> {
+    pub(super) fn parse(root: &Fields<'_>, text_hidden: usize) -> Result<Option<VisionConfig>, Error> {
         if root.get("vision_config").is_none() {
             return Ok(None);
         }
@@ -40,19 +37,13 @@ impl VisionConfig {
         let dim = |name| vision.count(name, 1, MAX_DIM);
         let merge = vision.counts("merge_kernel_size")?;
         let merge = match merge[..] {
-            [rows, columns] if (1..=64).contains(&rows) && (1..=64).contains(&columns) => {
-                rows * columns
-            }
+            [rows, columns] if (1..=64).contains(&rows) && (1..=64).contains(&columns) => rows * columns,
             _ => {
                 let found = vision
                     .get("merge_kernel_size")
                     .map(Value::to_string)
                     .unwrap_or_default();
-                return Err(vision.wrong(
-                    "merge_kernel_size",
-                    found,
-                    "two whole numbers from 1 to 64",
-                ));
+                return Err(vision.wrong("merge_kernel_size", found, "two whole numbers from 1 to 64"));
             }
         };
         Ok(Some(VisionConfig {
@@ -70,14 +61,8 @@ impl VisionConfig {
     /// The shard with the projector.
     pub(super) fn projector(&self) -> Vec<Tensor> {
         vec![
-            tensor(
-                "mm_projector.proj.0.weight".into(),
-                &[self.merged, self.merged],
-            ),
-            tensor(
-                "mm_projector.proj.2.weight".into(),
-                &[self.text_hidden, self.merged],
-            ),
+            tensor("mm_projector.proj.0.weight".into(), &[self.merged, self.merged]),
+            tensor("mm_projector.proj.2.weight".into(), &[self.text_hidden, self.merged]),
             tensor("mm_projector.post_norm.weight".into(), &[self.text_hidden]),
         ]
     }
@@ -94,10 +79,7 @@ impl VisionConfig {
                 "vision_tower.patch_embed.pos_emb.weight".into(),
                 &[self.grid[0], self.grid[1], hidden],
             ),
-            tensor(
-                "vision_tower.encoder.final_layernorm.weight".into(),
-                &[hidden],
-            ),
+            tensor("vision_tower.encoder.final_layernorm.weight".into(), &[hidden]),
         ];
         for block in 0..self.layers {
             for (name, dims) in [

@@ -35,8 +35,7 @@ const VOWELS: &[u8] = b"aeiou";
 
 /// `generation_config.json`.
 pub(super) fn generation_config(config: &K3Config) -> String {
-    let json =
-        json!({"max_length": config.max_position_embeddings, "eos_token_id": config.eos_token_id});
+    let json = json!({"max_length": config.max_position_embeddings, "eos_token_id": config.eos_token_id});
     format!("{json:#}\n")
 }
 
@@ -76,8 +75,7 @@ pub(super) fn tiktoken_model(config: &K3Config) -> String {
 /// and so on, shortest first. Each of the last kind is one of the kind before with a letter more, so merges reach it.
 fn tokens(count: usize) -> Vec<Vec<u8>> {
     let bytes = (0..=u8::MAX).map(|byte| vec![byte]);
-    let pairs =
-        (b'a'..=b'z').flat_map(|first| (b'a'..=b'z').map(move |second| vec![first, second]));
+    let pairs = (b'a'..=b'z').flat_map(|first| (b'a'..=b'z').map(move |second| vec![first, second]));
     let mut tokens: Vec<Vec<u8>> = bytes.chain(pairs).take(count).collect();
     let mut syllables: Vec<Vec<u8>> = CONSONANTS
         .iter()
@@ -89,11 +87,9 @@ fn tokens(count: usize) -> Vec<Vec<u8>> {
         } else {
             VOWELS
         };
-        let longer = syllables.iter().flat_map(|stem| {
-            letters
-                .iter()
-                .map(move |&letter| [stem.as_slice(), &[letter]].concat())
-        });
+        let longer = syllables
+            .iter()
+            .flat_map(|stem| letters.iter().map(move |&letter| [stem.as_slice(), &[letter]].concat()));
         syllables = longer.take(count - tokens.len()).collect();
         tokens.extend_from_slice(&syllables);
     }

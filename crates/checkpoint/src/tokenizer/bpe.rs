@@ -45,11 +45,7 @@ impl Ranks {
 
     pub(super) fn token(&self, rank: u32) -> Option<&[u8]> {
         let end = *self.ends.get(rank as usize)?;
-        let start = if rank == 0 {
-            0
-        } else {
-            self.ends[rank as usize - 1]
-        };
+        let start = if rank == 0 { 0 } else { self.ends[rank as usize - 1] };
         Some(&self.bytes[start as usize..end as usize])
     }
 
@@ -152,9 +148,7 @@ impl Merger {
     fn offer(&mut self, ranks: &Ranks, piece: &[u8], at: u32) {
         let next = self.parts[at as usize].next;
         let joined = match self.parts.get(next as usize) {
-            Some(right) => ranks
-                .rank(&piece[at as usize..right.next as usize])
-                .unwrap_or(EMPTY),
+            Some(right) => ranks.rank(&piece[at as usize..right.next as usize]).unwrap_or(EMPTY),
             None => EMPTY,
         };
         self.parts[at as usize].joined = joined;

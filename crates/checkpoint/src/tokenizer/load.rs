@@ -37,12 +37,11 @@ pub(super) fn ranks(path: &Path) -> Result<Ranks, TokenizerError> {
             continue;
         }
         let start = bytes.len();
-        let rank =
-            parse_rank_line(content, &mut bytes).ok_or_else(|| TokenizerError::RankLine {
-                path: path.into(),
-                line,
-                found: shorten(content),
-            })?;
+        let rank = parse_rank_line(content, &mut bytes).ok_or_else(|| TokenizerError::RankLine {
+            path: path.into(),
+            line,
+            found: shorten(content),
+        })?;
         let bytes = start..bytes.len();
         lines.push(RankLine { line, rank, bytes });
     }
@@ -100,11 +99,10 @@ struct AddedToken {
 
 /// The special tokens in the order of their ids, the first of which is `base`.
 pub(super) fn specials(path: &Path, base: u32) -> Result<Vec<Special>, TokenizerError> {
-    let config: Config =
-        serde_json::from_slice(&read(path)?).map_err(|source| TokenizerError::Config {
-            path: path.into(),
-            source,
-        })?;
+    let config: Config = serde_json::from_slice(&read(path)?).map_err(|source| TokenizerError::Config {
+        path: path.into(),
+        source,
+    })?;
     let mut specials: Vec<Special> = (base..base + SPECIAL_TOKENS)
         .map(|id| Special {
             content: format!("<|reserved_token_{id}|>"),
@@ -150,11 +148,7 @@ fn read(path: &Path) -> Result<Vec<u8>, TokenizerError> {
 fn shorten(found: &[u8]) -> String {
     const SHOWN: usize = 40;
     let shown = found[..found.len().min(SHOWN)].escape_ascii().to_string();
-    if found.len() > SHOWN {
-        shown + "..."
-    } else {
-        shown
-    }
+    if found.len() > SHOWN { shown + "..." } else { shown }
 }
 
 /// Why a tokenizer cannot be loaded.

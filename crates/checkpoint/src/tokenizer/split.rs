@@ -114,10 +114,7 @@ mod tests {
     }
 
     fn assert_same(published: &fancy_regex::Regex, text: &str) {
-        let want: Vec<&str> = published
-            .find_iter(text)
-            .map(|found| found.unwrap().as_str())
-            .collect();
+        let want: Vec<&str> = published.find_iter(text).map(|found| found.unwrap().as_str()).collect();
         assert_eq!(pieces(text).collect::<Vec<_>>(), want, "{text:?}");
     }
 
@@ -162,8 +159,7 @@ mod tests {
     fn long_runs_take_the_same_pieces_and_no_error() {
         let published = published();
         for unit in [
-            " ", "a", "A", "\n", "漢", "1", ".", "\u{301}", "'s", " a", "  ", "\u{1C}", "\r\n",
-            "Aa",
+            " ", "a", "A", "\n", "漢", "1", ".", "\u{301}", "'s", " a", "  ", "\u{1C}", "\r\n", "Aa",
         ] {
             for tail in ["", "x", " ", "\n", "!"] {
                 assert_same(&published, &(unit.repeat(RUN_CHARS / unit.len()) + tail));

@@ -76,17 +76,14 @@ mod tests {
     fn bytes() -> impl Strategy<Value = Vec<u8>> {
         let part = prop_oneof![
             any::<char>().prop_map(|c| c.to_string().into_bytes()),
-            prop::sample::select(vec!['é', '漢', '😀', 'a', '\u{FFFD}'])
-                .prop_map(|c| c.to_string().into_bytes()),
+            prop::sample::select(vec!['é', '漢', '😀', 'a', '\u{FFFD}']).prop_map(|c| c.to_string().into_bytes()),
             any::<char>().prop_map(|c| {
                 let mut bytes = c.to_string().into_bytes();
                 bytes.pop();
                 bytes
             }),
-            prop::sample::select(vec![
-                0x80, 0xBF, 0xC0, 0xC3, 0xE0, 0xED, 0xA0, 0xF0, 0xF4, 0x90, 0xFF
-            ])
-            .prop_map(|b| vec![b]),
+            prop::sample::select(vec![0x80, 0xBF, 0xC0, 0xC3, 0xE0, 0xED, 0xA0, 0xF0, 0xF4, 0x90, 0xFF])
+                .prop_map(|b| vec![b]),
         ];
         prop::collection::vec(part, 0..12).prop_map(|parts| parts.concat())
     }

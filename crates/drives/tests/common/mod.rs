@@ -5,9 +5,8 @@ use std::path::Path;
 use std::sync::Arc;
 
 use drives::{
-    Arena, Backend, DEFAULT_DEPTH, ExpertId, FileId, Layout, LayoutBuilder, MemoryBackend,
-    MonotonicClock, Notices, PAGE_BYTES, Source, StreamOptions, Streamer, ThreadBackend,
-    VirtualClock,
+    Arena, Backend, DEFAULT_DEPTH, ExpertId, FileId, Layout, LayoutBuilder, MemoryBackend, MonotonicClock, Notices,
+    PAGE_BYTES, Source, StreamOptions, Streamer, ThreadBackend, VirtualClock,
 };
 
 /// Byte `offset` of file `file`: no two pages are alike.
@@ -40,9 +39,7 @@ impl World {
         let at = |expert: usize| 777 + expert as u64 * len;
         Self {
             files: vec![at(experts)],
-            experts: (0..experts)
-                .map(|expert| vec![(0, at(expert), len)])
-                .collect(),
+            experts: (0..experts).map(|expert| vec![(0, at(expert), len)]).collect(),
         }
     }
 
@@ -105,10 +102,7 @@ impl World {
         for (index, &(file, offset, len)) in extents.iter().enumerate() {
             let bytes = landed.lease.extent(index);
             assert_eq!(bytes.len() as u64, len);
-            assert_eq!(
-                bytes.as_ptr().addr() % PAGE_BYTES,
-                offset as usize % PAGE_BYTES
-            );
+            assert_eq!(bytes.as_ptr().addr() % PAGE_BYTES, offset as usize % PAGE_BYTES);
             let wrong = (0..len).find(|&at| bytes[at as usize] != byte(file, offset + at));
             assert_eq!(wrong, None, "expert {}, extent {index}", landed.expert);
         }
@@ -129,14 +123,7 @@ pub fn on_threads(layout: &Arc<Layout>, slots: usize, chunk_bytes: usize) -> Str
         ..StreamOptions::default()
     };
     let arena = arena(layout, slots);
-    Streamer::start(
-        Arc::clone(layout),
-        arena,
-        Box::new(backend),
-        clock,
-        &options,
-    )
-    .unwrap()
+    Streamer::start(Arc::clone(layout), arena, Box::new(backend), clock, &options).unwrap()
 }
 
 /// A streamer in virtual time, on the caller's thread.

@@ -41,7 +41,9 @@ impl<B: Backend, S: TensorSource> Loader<'_, B, S> {
     fn conv(&mut self, name: &str, taps: usize) -> Result<B::Vector, S::Error> {
         let stored = self.numbers(&format!("{name}.weight"))?;
         let channels = stored.len() / taps;
-        let turned = (0..taps).flat_map(|t| (0..channels).map(move |c| (c, t))).map(|(c, t)| stored[c * taps + t]);
+        let turned = (0..taps)
+            .flat_map(|t| (0..channels).map(move |c| (c, t)))
+            .map(|(c, t)| stored[c * taps + t]);
         Ok(self.be.vector(turned.collect()))
     }
 
@@ -106,7 +108,11 @@ impl<B: Backend, S: TensorSource> Loader<'_, B, S> {
 
 impl<B: Backend> Layer<B> {
     pub(super) fn load<S: TensorSource>(be: &B, c: &K3Config, layer: usize, source: &mut S) -> Result<Self, S::Error> {
-        let mut l = Loader { be, source, prefix: format!("model.layers.{layer}.") };
+        let mut l = Loader {
+            be,
+            source,
+            prefix: format!("model.layers.{layer}."),
+        };
         Ok(Self {
             self_attention_res: l.residual("self_attention_res")?,
             input_layernorm: l.vector("input_layernorm.weight")?,

@@ -123,7 +123,8 @@ impl Workspace<()> {
         let o = c.num_attention_heads * c.v_head_dim;
         let widest = c.intermediate_size.max(p).max(o).max(c.hidden_size) + kernels::BLOCK;
         let expert = 3 * c.moe_intermediate_size.max(c.routed_expert_hidden_size);
-        (rows * (widest + expert) * 4 + threads * (PANEL_BYTES + rows.next_multiple_of(8) * PARTIAL_SUM_BYTES_A_ROW)) as u64
+        (rows * (widest + expert) * 4 + threads * (PANEL_BYTES + rows.next_multiple_of(8) * PARTIAL_SUM_BYTES_A_ROW))
+            as u64
     }
 }
 

@@ -1,0 +1,81 @@
+//! What the engine's tests share.
+#![allow(dead_code)] // each test file uses its part
+
+use checkpoint::Checkpoint;
+use engine::{Engine, Options};
+use serde::Deserialize;
+use std::path::{Path, PathBuf};
+
+/// Room for the small models of the tests.
+pub fn plain_options() -> Options {
+    Options {
+        memory: 1 << 30,
+        threads: 2,
+        positions: 512,
+        ..Default::default()
+    }
+}
+
+pub fn open(dir: &Path, options: &Options) -> Engine {
+    let checkpoint = Checkpoint::open(dir).unwrap();
+    Engine::open(checkpoint, options, &mut |_, _| ()).unwrap()
+}
+
+#[derive(Deserialize)]
+pub struct LayerTrace {
+    pub layer: usize,
+    pub stream_last_token_first8: Vec<f32>,
+    pub stream_rms_per_position: Vec<f32>,
+    pub experts_per_position: Option<Vec<Vec<u32>>>,
+}
+
+#[derive(Deserialize)]
+struct Ids {
+    prompt_ids: Vec<u32>,
+    generated_ids: Vec<u32>,
+}
+
+/// A checkpoint with known answers.
+pub struct Golden {
+    pub dir: PathBuf,
+    pub prompt: Vec<u32>,
+    pub generated: Vec<u32>,
+    pub prompt_logits: Vec<f32>,
+    pub trace: Vec<LayerTrace>,
+}
+
+impl Golden {
+    pub fn read(name: &str) -> Self {
+        let dir = Path::new(env!("CARGO_MANIFEST_DIR"))
+            .join("../../testdata/golden")
+            .join(name);
+        let text = |file: &str| std::fs::read_to_string(dir.join(file)).unwrap();
+        let ids: Ids = serde_json::from_str(&text("ids.json")).unwrap();
+        Self {
+            prompt: ids.prompt_ids,
+            generated: ids.generated_ids,
+            prompt_logits: read_npy(&dir.join("prompt_logits_f64ref.npy")),
+            trace: serde_json::from_str(&text("trace.json")).unwrap(),
+            dir,
+        }
+    }
+}
+
+/// The numbers of a little-endian f32 .npy file, version 1.
+pub fn read_npy(path: &Path) -> Vec<f32> {
+    let bytes = std::fs::read(path).unwrap();
+    assert_eq!(&bytes[..6], b"\x93NUMPY");
+    let header = 10 + u16::from_le_bytes([bytes[8], bytes[9]]) as usize;
+    assert!(std::str::from_utf8(&bytes[10..header]).unwrap().contains("'<f4'"));
+    bytes[header..]
+        .as_chunks::<4>()
+        .0
+        .iter()
+        .map(|b| f32::from_le_bytes(*b))
+        .collect()
+}
+
+pub fn largest_difference(a: &[f32], b: &[f32]) -> f32 {
+    assert_eq!(a.len(), b.len());
+    a.iter().zip(b).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max)
+}
