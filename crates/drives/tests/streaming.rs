@@ -179,6 +179,20 @@ fn a_failed_read_fails_its_barrier_and_nothing_else() {
 }
 
 #[test]
+fn an_expert_without_its_last_byte_is_refused() {
+    let world = World::row(1, 10_000);
+    let layout = world.in_memory();
+    for (arriving, whole) in [(777 + 9_999, false), (777 + 10_000, true)] {
+        let clock = Arc::new(VirtualClock::default());
+        let mut backend = world.memory_backend(&layout, &clock);
+        backend.inject(0, Fault::Short(arriving));
+        let mut streamer = in_virtual_time(&layout, 1, 4 * PAGE_BYTES, backend, &clock);
+        let barrier = streamer.demand(&[id(0)]).unwrap();
+        assert_eq!(streamer.next(&barrier).is_ok(), whole, "{arriving} bytes");
+    }
+}
+
+#[test]
 fn a_real_file_that_shrank_fails_its_barrier() {
     let world = World::row(3, 50_000);
     let folder = tempfile::tempdir().unwrap();
