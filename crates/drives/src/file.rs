@@ -180,6 +180,8 @@ fn fill(
 mod tests {
     use super::*;
     use crate::buffer::AlignedBuf;
+    #[cfg(target_os = "linux")]
+    use crate::page::resident_pages;
     use std::io::Write;
 
     /// Reads from `source` in steps: each `Ok(n)` gives at most n bytes, each `Err` that error.
@@ -296,14 +298,9 @@ mod tests {
     /// Pages of a file in the page cache.
     #[cfg(target_os = "linux")]
     fn cached_pages(file: &File) -> usize {
-        let len = file.metadata().unwrap().len() as usize;
-        // SAFETY: the file is the test's own and does not shrink while the map lives; no byte of the map is read.
+        // SAFETY: the file is the test's own and does not shrink while the map lives.
         let map = unsafe { memmap2::Mmap::map(file) }.unwrap();
-        let mut pages = vec![0u8; len.div_ceil(PAGE_BYTES)];
-        // SAFETY: the range is that of the map, and there is one byte of `pages` for each page of it.
-        let status = unsafe { libc::mincore(map.as_ptr() as *mut _, len, pages.as_mut_ptr().cast()) };
-        assert_eq!(status, 0);
-        pages.iter().filter(|&&page| page & 1 == 1).count()
+        resident_pages(&map)
     }
 
     #[cfg(target_os = "linux")]
@@ -313,8 +310,7 @@ mod tests {
         let mut file = tempfile::NamedTempFile::new().unwrap();
         file.write_all(&source).unwrap();
         file.as_file().sync_all().unwrap();
-        let forget = || platform::drop_cached(file.as_file(), 0, 101 * PAGE_BYTES as u64);
-        forget();
+        rustix::fs::fadvise(file.as_file(), 0, None, rustix::fs::Advice::DontNeed).unwrap();
         if cached_pages(file.as_file()) != 0 {
             eprintln!("skipped: the temporary folder is itself the page cache");
             return;

@@ -81,4 +81,16 @@ mod tests {
         let error = AlignedMap::new(1 << 60).err().unwrap();
         assert!(matches!(error, Error::Map { .. }));
     }
+
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn no_huge_page_reaches_beyond_the_end() {
+        use crate::page::{PAGE_BYTES, resident_pages};
+        let len = 3 << 20;
+        let mut aligned = AlignedMap::new(len).unwrap();
+        aligned.map[aligned.start..][..len].fill(1);
+        let (used, beyond) = aligned.map[aligned.start..].split_at(len);
+        assert_eq!(resident_pages(used), len / PAGE_BYTES);
+        assert_eq!(resident_pages(beyond), 0);
+    }
 }

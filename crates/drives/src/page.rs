@@ -25,6 +25,17 @@ pub(crate) fn in_page(offset: u64) -> u64 {
     offset % PAGE
 }
 
+/// How many pages of mapped memory, which begins on a page border, are resident. Reads no byte of it.
+#[cfg(all(test, target_os = "linux"))]
+pub(crate) fn resident_pages(memory: &[u8]) -> usize {
+    let mut pages = vec![0u8; memory.len().div_ceil(PAGE_BYTES)];
+    let start = memory.as_ptr().cast_mut().cast();
+    // SAFETY: the range is mapped, since `memory` borrows it, and `pages` has one byte for each of its pages.
+    let status = unsafe { libc::mincore(start, memory.len(), pages.as_mut_ptr()) };
+    assert_eq!(status, 0);
+    pages.iter().filter(|&&page| page & 1 == 1).count()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

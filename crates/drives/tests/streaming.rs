@@ -7,7 +7,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use common::{World, arena, id, in_virtual_time, on_threads};
-use drives::{Error, Fault, PAGE_BYTES, ReadClass, StreamOptions, Streamer, VirtualClock};
+use drives::{
+    Backend, Completion, DriveId, Error, Fault, PAGE_BYTES, ReadClass, ReadRequest, StreamOptions, Streamer,
+    VirtualClock,
+};
 use proptest::prelude::*;
 
 const EIO: i32 = 5;
@@ -173,6 +176,20 @@ fn a_failed_read_fails_its_barrier_and_nothing_else() {
     drop(barrier);
     take_all(&mut streamer, &world, &[0, 1, 2, 3]);
     assert_eq!(streamer.arena().free_slots(), 2);
+}
+
+#[test]
+fn an_expert_without_its_last_byte_is_refused() {
+    let world = World::row(1, 10_000);
+    let layout = world.in_memory();
+    for (arriving, whole) in [(777 + 9_999, false), (777 + 10_000, true)] {
+        let clock = Arc::new(VirtualClock::default());
+        let mut backend = world.memory_backend(&layout, &clock);
+        backend.inject(0, Fault::Short(arriving));
+        let mut streamer = in_virtual_time(&layout, 1, 4 * PAGE_BYTES, backend, &clock);
+        let barrier = streamer.demand(&[id(0)]).unwrap();
+        assert_eq!(streamer.next(&barrier).is_ok(), whole, "{arriving} bytes");
+    }
 }
 
 #[test]
@@ -428,4 +445,58 @@ fn stress_with_leases_on_other_threads() {
     assert_eq!(streamer.counters().stray_completions, 0);
     drop(streamer);
     assert_eq!(arena.free_slots(), 5);
+}
+
+#[test]
+fn the_memory_back_end_serves_a_thread_too() {
+    let world = World::row(9, 30_000);
+    let layout = world.in_memory();
+    let clock = Arc::new(VirtualClock::default());
+    let mut backend = world.memory_backend(&layout, &clock);
+    for nth in 0..60 {
+        backend.inject(nth, Fault::Delay(nth * 7919 % 100));
+    }
+    let slots = arena(&layout, 2);
+    let options = StreamOptions {
+        chunk_bytes: PAGE_BYTES,
+        ..StreamOptions::default()
+    };
+    let mut streamer = Streamer::start(layout, slots, Box::new(backend), clock, &options).unwrap();
+    for _ in 0..20 {
+        take_all(&mut streamer, &world, &[8, 0, 7, 1, 6, 2, 5, 3, 4]);
+    }
+}
+
+/// A back end with a bug.
+struct Broken(drives::MemoryBackend);
+
+impl Backend for Broken {
+    fn depth(&self, drive: DriveId) -> usize {
+        self.0.depth(drive)
+    }
+
+    fn submit(&mut self, read: ReadRequest) {
+        self.0.submit(read);
+    }
+
+    fn wait(&mut self, _done: &mut Vec<Completion>) {
+        panic!("this panic is part of a test");
+    }
+
+    fn waker(&self) -> std::task::Waker {
+        self.0.waker()
+    }
+}
+
+#[test]
+fn a_dead_reader_is_an_error_and_not_a_deadlock() {
+    let world = World::row(2, 10_000);
+    let layout = world.in_memory();
+    let clock = Arc::new(VirtualClock::default());
+    let backend = Broken(world.memory_backend(&layout, &clock));
+    let slots = arena(&layout, 2);
+    let options = StreamOptions::default();
+    let mut streamer = Streamer::start(layout, slots, Box::new(backend), clock, &options).unwrap();
+    let barrier = streamer.demand(&world.ids()).unwrap();
+    assert!(matches!(streamer.next(&barrier), Err(Error::Stopped)));
 }
