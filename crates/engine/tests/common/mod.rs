@@ -5,6 +5,7 @@ use checkpoint::Checkpoint;
 use engine::{Engine, Options};
 use serde::Deserialize;
 use std::path::{Path, PathBuf};
+use tempfile::TempDir;
 
 /// Room for the small models of the tests.
 pub fn plain_options() -> Options {
@@ -21,6 +22,13 @@ pub fn open(dir: &Path, options: &Options) -> Engine {
     Engine::open(checkpoint, options, &mut |_, _| ()).unwrap()
 }
 
+/// The tiny model, whose weights anyone can recompute, in a folder of its own.
+pub fn tiny() -> TempDir {
+    let dir = tempfile::tempdir().unwrap();
+    checkpoint::tiny::write_tiny(dir.path()).unwrap();
+    dir
+}
+
 #[derive(Deserialize)]
 pub struct LayerTrace {
     pub layer: usize,
@@ -33,12 +41,14 @@ pub struct LayerTrace {
 struct Ids {
     prompt_ids: Vec<u32>,
     generated_ids: Vec<u32>,
+    long_prompt_ids: Vec<u32>,
 }
 
 /// A checkpoint with known answers.
 pub struct Golden {
     pub dir: PathBuf,
     pub prompt: Vec<u32>,
+    pub long_prompt: Vec<u32>,
     pub generated: Vec<u32>,
     pub prompt_logits: Vec<f32>,
     pub trace: Vec<LayerTrace>,
@@ -53,6 +63,7 @@ impl Golden {
         let ids: Ids = serde_json::from_str(&text("ids.json")).unwrap();
         Self {
             prompt: ids.prompt_ids,
+            long_prompt: ids.long_prompt_ids,
             generated: ids.generated_ids,
             prompt_logits: read_npy(&dir.join("prompt_logits_f64ref.npy")),
             trace: serde_json::from_str(&text("trace.json")).unwrap(),
