@@ -2,7 +2,7 @@
 #![allow(dead_code)] // each test file uses its part
 
 use checkpoint::Checkpoint;
-use engine::{Engine, Options};
+use engine::{Cancel, Engine, Options, PassRows, Sequence};
 use serde::Deserialize;
 use std::path::{Path, PathBuf};
 use tempfile::TempDir;
@@ -89,4 +89,36 @@ pub fn read_npy(path: &Path) -> Vec<f32> {
 pub fn largest_difference(a: &[f32], b: &[f32]) -> f32 {
     assert_eq!(a.len(), b.len());
     a.iter().zip(b).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max)
+}
+
+pub fn bits(logits: Vec<f32>) -> Vec<u32> {
+    logits.into_iter().map(f32::to_bits).collect()
+}
+
+/// The logits after each of `ids`.
+pub fn pass(engine: &mut Engine, sequence: &mut Sequence, ids: &[u32]) -> Vec<u32> {
+    let all: Vec<usize> = (0..ids.len()).collect();
+    let parts = &mut [PassRows { sequence, ids }];
+    bits(engine.pass(parts, &all, &Cancel::default(), None).unwrap())
+}
+
+/// The logits after each of `ids`, fed in passes of the given sizes, which repeat.
+pub fn fed(engine: &mut Engine, ids: &[u32], sizes: &[usize]) -> Vec<u32> {
+    let mut sequence = engine.new_sequence();
+    let mut sizes = sizes.iter().cycle();
+    let mut logits = vec![];
+    while sequence.ids().len() < ids.len() {
+        let rest = &ids[sequence.ids().len()..];
+        let part = &rest[..rest.len().min(*sizes.next().unwrap())];
+        logits.extend(pass(engine, &mut sequence, part));
+    }
+    assert_eq!(sequence.ids(), ids);
+    logits
+}
+
+/// Not `assert_eq`, which would print a hundred thousand numbers.
+pub fn assert_same(got: &[u32], want: &[u32], what: &str) {
+    assert_eq!(got.len(), want.len(), "{what}");
+    let other = got.iter().zip(want).position(|(a, b)| a != b);
+    assert_eq!(other, None, "{what}: first number with other bits");
 }
