@@ -143,6 +143,9 @@ fn fma_peak(threads: usize) -> f64 {
     (threads * STEPS * 16 * lanes * 2) as f64 / t
 }
 
+/// Makes a case; its weights live only while it is measured.
+type Kind = Box<dyn FnMut(&mut Noise) -> Case>;
+
 /// One measured kernel.
 struct Case {
     name: &'static str,
@@ -177,7 +180,7 @@ fn expert_case(rows: usize, latent: usize, inner: usize, noise: &mut Noise, cpu:
     let weights = 3 * latent * inner;
     let count = WEIGHT_BYTES / (weights * 17 / 32);
     let count = if rows >= 64 {
-        (count * 8 / rows).min(2).max(1)
+        (count * 8 / rows).clamp(1, 2)
     } else {
         count
     };
@@ -287,7 +290,7 @@ fn main() {
     for isa in Isa::available().into_iter().skip(1).rev() {
         for threads in if all > 1 { vec![1, all] } else { vec![1] } {
             let cpu = Cpu::new(isa, threads).unwrap();
-            let mut kinds: Vec<Box<dyn FnMut(&mut Noise) -> Case>> = vec![];
+            let mut kinds: Vec<Kind> = vec![];
             for rows in ROWS {
                 let c = Cpu::new(isa, 1).unwrap();
                 kinds.push(Box::new(move |n| linear_case(rows, 12288, 7168, n, &c)));
