@@ -161,19 +161,22 @@ def l2norm(x):
 
 # ------------------------------------------------------------------------------------------------ KDA, chunked
 class _UnitLowerInverse(torch.autograd.Function):
-    """(I + A)^-1 for strictly lower A [..., n, n], n a power of two: blocks are joined pairwise, as substitution."""
+    """(I + A)^-1 for strictly lower A [..., n, n], n at most 32.
+
+    A = D + E with D the diagonal blocks of 8: (I + D)^-1 = (I - D)(I + D^2)(I + D^4) since D^8 = 0, and with
+    M = (I + D)^-1 E, (I + A)^-1 = (I - M)(I + M^2)(I + D)^-1 since M^4 = 0. Short products keep f32 exact enough."""
 
     @staticmethod
     def forward(ctx, a):
         n = a.shape[-1]
-        inv = torch.eye(n, dtype=a.dtype, device=a.device).expand_as(a).contiguous()
-        size = 1
-        diagonal = lambda x, s: (x.unflatten(-1, (n // s, s)).unflatten(-3, (n // s, s))
-                                 .diagonal(dim1=-4, dim2=-2).movedim(-1, -3))           # views [..., n/s, s, s]
-        while size < n:
-            tiles, below = diagonal(inv, 2 * size), diagonal(a, 2 * size)[..., size:, :size]
-            tiles[..., size:, :size] = -(tiles[..., size:, size:] @ below @ tiles[..., :size, :size])
-            size *= 2
+        eye = torch.eye(n, dtype=a.dtype, device=a.device)
+        block = torch.arange(n, device=a.device) // 8
+        inside = block[:, None] == block
+        d = a.masked_fill(~inside, 0.0)
+        d2 = d @ d
+        inv8 = (eye - d) @ (eye + d2) @ (eye + d2 @ d2)
+        m = inv8 @ a.masked_fill(inside, 0.0)
+        inv = (eye - m) @ (eye + m @ m) @ inv8
         ctx.save_for_backward(inv)
         return inv
 
@@ -213,10 +216,11 @@ def kda(q, k, v, g, beta, seg):
     k_state = (k * torch.exp(end - total) * kept).transpose(-1, -2)
     s_decay = (torch.exp(end) * (before == last).float()[..., None, None]).transpose(-1, -2)     # [B, H, N, D, 1]
     state, out = q.new_zeros(b, h, d, v.shape[-1]), []
-    for i in range(n):
-        new = u[:, :, i] - wk[:, :, i] @ state
-        out.append(q_state[:, :, i] @ state + read[:, :, i] @ new)
-        state = s_decay[:, :, i] * state + k_state[:, :, i] @ new
+    # unbind, not an index a chunk: the gradient of an index is as large as the whole tensor
+    for u, wk, q, read, k, keep in zip(*(x.unbind(2) for x in (u, wk, q_state, read, k_state, s_decay))):
+        new = u - wk @ state
+        out.append(q @ state + read @ new)
+        state = keep * state + k @ new
     return torch.stack(out, 2).permute(0, 2, 3, 1, 4).reshape(b, t, h, -1)
 
 
@@ -272,7 +276,7 @@ class _Pass:
         x = self.w[name]
         return (x if self.quantised else fake_quantise(x)).to(self.dtype)
 
-    def experts(self, p, z, order, ends):
+    def experts(self, p, z, ends):
         """z [T k, latent] sorted by expert; ends[e] is where expert e's rows end."""
         c = self.c
         w13 = torch.cat([self.expert_weight(p + "w1"), self.expert_weight(p + "w3")], 1)
@@ -298,13 +302,12 @@ class _Pass:
         weight = score.gather(1, pick)
         weight = weight / (weight.sum(-1, keepdim=True) + 1e-20)
         slot = pick.reshape(-1)
-        order = slot.argsort(stable=True)
-        load = torch.zeros(c.experts, device=x.device).scatter_add_(0, slot, torch.ones_like(slot, dtype=torch.float32))
-        self.load[layer], self.routes[layer] = load, pick
-        ends = load.cumsum(0).to(torch.int32)
+        ranked, order = slot.sort(stable=True)
+        ends = torch.searchsorted(ranked, torch.arange(c.experts, device=x.device), right=True).to(torch.int32)
+        self.load[layer], self.routes[layer] = torch.diff(ends, prepend=ends.new_zeros(1)).float(), pick
         z = self.lin(flat, p + "routed_expert_down_proj")
         back = torch.empty_like(order).scatter_(0, order, torch.arange(len(order), device=x.device))
-        y = self.experts(p + "experts.", Dispatch.apply(z, order, back, c.top_k), order, ends)
+        y = self.experts(p + "experts.", Dispatch.apply(z, order, back, c.top_k), ends)
         y = Permute.apply(y, back, order).view(b * t, c.top_k, -1)
         y = (y.float() * weight[..., None]).sum(1)
         y = self.lin(rms(y, self.vec(p + "routed_expert_norm.weight"), c.eps), p + "routed_expert_up_proj")

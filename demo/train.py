@@ -1,6 +1,6 @@
 """Train the demo model.
 
-    python train.py BUILD_DIR OUT_DIR --minutes 8            on a GPU
+    python train.py BUILD_DIR OUT_DIR --minutes 7.3 --compile   on a GPU
     python train.py BUILD_DIR OUT_DIR --minutes 2 --toy      a small one on the CPU, to try the whole path
 
 The schedule follows the clock: the learning rate warms up over the first steps, holds, and falls to zero when the
@@ -141,8 +141,8 @@ def main():
     ap = argparse.ArgumentParser()
     ap.add_argument("build")
     ap.add_argument("out")
-    ap.add_argument("--minutes", type=float, default=8.0)
-    ap.add_argument("--rows", type=int, default=96)
+    ap.add_argument("--minutes", type=float, default=7.3)
+    ap.add_argument("--rows", type=int, default=64)
     ap.add_argument("--length", type=int, default=512)
     ap.add_argument("--seed", type=int, default=1)
     ap.add_argument("--workers", type=int, default=8)
