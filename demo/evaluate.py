@@ -86,16 +86,18 @@ def other_mode(items):
              "match": "last" if i["kind"] == "ledger" else i["match"]} for i in items]
 
 
-def loss(w, c, docs, dtype=torch.float32):
-    """Mean negative log-likelihood of every token after the first of each document, each document on its own."""
+def loss(w, c, docs, counted=None, dtype=torch.float32):
+    """Mean negative log-likelihood of every token after the first of each document, each document on its own;
+    counted, where given, says which tokens count."""
     device, total, count = w["lm_head.weight"].device, 0.0, 0
     with torch.no_grad():
-        for d in docs:
+        for n, d in enumerate(docs):
             ids = torch.tensor([d], device=device)
             h, _ = k3.hidden_states(w, c, ids, torch.zeros_like(ids), dtype, quantised=True)
             p = torch.log_softmax(k3.logits(w, h[0, :-1], dtype).double(), -1)
-            total -= p.gather(1, ids[0, 1:, None]).sum().item()
-            count += len(d) - 1
+            use = torch.ones(len(d) - 1) if counted is None else torch.tensor(counted[n][1:]).double()
+            total -= (p.gather(1, ids[0, 1:, None])[:, 0].cpu() * use).sum().item()
+            count += use.sum().item()
     return total / count
 
 
@@ -105,9 +107,10 @@ def report(model_dir, build, device):
     tok = tk.Tokenizer(f"{model_dir}/tiktoken.model")
     items = [json.loads(line) for line in open(f"{HERE}/eval.jsonl", encoding="utf-8")]
     held = np.load(f"{build}/heldout.npz")
-    for name in sorted(held.files):
-        docs = held[name]
-        print(f"held-out loss, {name}: {loss(w, c, docs.tolist()):.4f} nats a token ({docs.size} tokens)", flush=True)
+    for name in (n for n in sorted(held.files) if not n.endswith("_spoken")):
+        counted = held[name + "_spoken"] if name + "_spoken" in held.files else None
+        value = loss(w, c, held[name].tolist(), counted)
+        print(f"held-out loss, {name}: {value:.4f} nats a token ({held[name].size} tokens)", flush=True)
     for mode in (items, other_mode(items)):
         table, wrong = accuracy(w, c, tok, mode)
         for (kind, effort), (right, asked) in table.items():

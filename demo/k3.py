@@ -226,11 +226,11 @@ def kda(q, k, v, g, beta, seg):
 
 # ------------------------------------------------------------------------------------------------ the model
 class _Pass:
-    """One forward pass: weights, configuration, activation type, and what the layers leave behind."""
+    """One forward pass: weights, configuration, activation type, and the load of each expert, by layer."""
 
     def __init__(self, w, c, dtype, quantised=False):
         self.w, self.c, self.dtype, self.quantised = w, c, dtype, quantised
-        self.load, self.routes = {}, {}
+        self.load = {}
 
     def vec(self, name):
         """A trunk weight as the checkpoint will hold it, in f32."""
@@ -304,7 +304,7 @@ class _Pass:
         slot = pick.reshape(-1)
         ranked, order = slot.sort(stable=True)
         ends = torch.searchsorted(ranked, torch.arange(c.experts, device=x.device), right=True).to(torch.int32)
-        self.load[layer], self.routes[layer] = torch.diff(ends, prepend=ends.new_zeros(1)).float(), pick
+        self.load[layer] = torch.diff(ends, prepend=ends.new_zeros(1)).float()
         z = self.lin(flat, p + "routed_expert_down_proj")
         back = torch.empty_like(order).scatter_(0, order, torch.arange(len(order), device=x.device))
         y = self.experts(p + "experts.", Dispatch.apply(z, order, back, c.top_k), ends)

@@ -1,6 +1,6 @@
 """Train the demo model.
 
-    python train.py BUILD_DIR OUT_DIR --minutes 7.3 --compile   on a GPU
+    python train.py BUILD_DIR OUT_DIR --minutes 7.3 --compile     on a GPU
     python train.py BUILD_DIR OUT_DIR --minutes 2 --toy      a small one on the CPU, to try the whole path
 
 The schedule follows the clock: the learning rate warms up over the first steps, holds, and falls to zero when the
