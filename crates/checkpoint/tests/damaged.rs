@@ -65,11 +65,7 @@ fn an_incomplete_download_is_reported_whole() {
     );
     let cut = format!("found {} bytes, expected {}", whole[0] - 1000, whole[0]);
     assert!(texts[1].contains(&cut), "{}", texts[1]);
-    assert!(
-        texts[2].contains("found 0 bytes, expected 8"),
-        "{}",
-        texts[2]
-    );
+    assert!(texts[2].contains("found 0 bytes, expected 8"), "{}", texts[2]);
     assert!(
         texts[3].contains(&format!("found 100 bytes, expected {header_bytes}")),
         "{}",
@@ -102,16 +98,7 @@ fn a_header_longer_than_its_file_is_refused() {
     bytes[..8].copy_from_slice(&u64::MAX.to_le_bytes());
     fs::write(folder.shard(1), &bytes).unwrap();
     let error = refusal(&folder);
-    assert!(
-        matches!(
-            error,
-            Error::HeaderLength {
-                found: u64::MAX,
-                ..
-            }
-        ),
-        "{error}"
-    );
+    assert!(matches!(error, Error::HeaderLength { found: u64::MAX, .. }), "{error}");
 }
 
 #[test]
@@ -140,10 +127,7 @@ fn wrong_dtype_and_wrong_shape_name_the_tensor() {
     folder.edit_header(2, |header| header[&full(ROUTER)]["shape"] = json!([128, 8]));
     let text = message(&refusal(&folder));
     assert!(
-        text.contains(&format!(
-            "{}: found shape [128, 8], expected [8, 128]",
-            full(ROUTER)
-        )),
+        text.contains(&format!("{}: found shape [128, 8], expected [8, 128]", full(ROUTER))),
         "{text}"
     );
 
@@ -166,9 +150,7 @@ fn offsets_that_overlap_or_leave_the_file_are_refused() {
     ] {
         let folder = Folder::new();
         folder.edit_header(2, |header| {
-            let offsets = header[&full(ROUTER)]["data_offsets"]
-                .as_array_mut()
-                .unwrap();
+            let offsets = header[&full(ROUTER)]["data_offsets"].as_array_mut().unwrap();
             for offset in offsets {
                 *offset = json!(offset.as_i64().unwrap() + change);
             }
@@ -226,10 +208,7 @@ fn an_unreadable_file_is_named() {
         fs::remove_file(&path).unwrap();
         fs::create_dir(&path).unwrap();
         let error = refusal(&folder);
-        assert!(
-            message(&error).contains(&path.display().to_string()),
-            "{error}"
-        );
+        assert!(message(&error).contains(&path.display().to_string()), "{error}");
         assert!(message(&error).contains("cannot read"), "{error}");
     }
 }
@@ -262,17 +241,13 @@ fn tensors_of_another_architecture_are_refused() {
     let folder = Folder::new();
     let bias = full("model.layers.0.self_attn.q_proj.bias");
     folder.edit_header(1, |header| {
-        let entry = header
-            .remove(&full("model.layers.0.self_attn.dt_bias"))
-            .unwrap();
+        let entry = header.remove(&full("model.layers.0.self_attn.dt_bias")).unwrap();
         header.insert(bias.clone(), entry);
     });
     let survey = survey(folder.path()).unwrap();
     let texts: Vec<String> = survey.problems.iter().map(message).collect();
     assert!(
-        texts[0].contains(&format!(
-            "found tensor {bias}, expected only tensors of Kimi K3"
-        )),
+        texts[0].contains(&format!("found tensor {bias}, expected only tensors of Kimi K3")),
         "{texts:?}"
     );
     assert!(
@@ -296,9 +271,7 @@ fn index_and_headers_must_agree() {
     );
 
     let folder = Folder::new();
-    folder.edit_index(|map| {
-        drop(map.insert(full(ROUTER), json!("model-00005-of-000014.safetensors")))
-    });
+    folder.edit_index(|map| drop(map.insert(full(ROUTER), json!("model-00005-of-000014.safetensors"))));
     let text = message(&refusal(&folder));
     assert!(
         text.contains("model-00002-of-000014.safetensors: found tensor"),
@@ -332,10 +305,7 @@ fn one_tensor_in_two_shards_is_refused() {
         text.contains("zz.safetensors: found tensor language_model.lm_head.weight a second time"),
         "{text}"
     );
-    assert!(
-        text.contains("only in model-00014-of-000014.safetensors"),
-        "{text}"
-    );
+    assert!(text.contains("only in model-00014-of-000014.safetensors"), "{text}");
 }
 
 #[test]
@@ -401,11 +371,7 @@ fn a_text_model_opens_without_vision_shards() {
     assert_eq!(checkpoint.shards().len(), 12);
     let survey = survey(dir.path()).unwrap();
     assert_eq!(
-        (
-            survey.problem_count,
-            survey.bytes_to_come,
-            survey.shards_complete()
-        ),
+        (survey.problem_count, survey.bytes_to_come, survey.shards_complete()),
         (0, 0, 11)
     );
     assert!(!survey.shards[11].needed && survey.shards[10].found.is_some());

@@ -16,8 +16,7 @@ fn part_bytes(checkpoint: &Checkpoint, layer: usize, expert: usize, part: Expert
     let extent = place.extents()[part.extent];
     let file = fs::File::open(&checkpoint.shards()[extent.shard].path).unwrap();
     let mut bytes = vec![0; part.len as usize];
-    file.read_exact_at(&mut bytes, extent.offset + part.offset)
-        .unwrap();
+    file.read_exact_at(&mut bytes, extent.offset + part.offset).unwrap();
     bytes
 }
 
@@ -28,12 +27,7 @@ fn parts_are_found_wherever_they_lie() {
     let published = Checkpoint::open(folder.path()).unwrap();
     let (mut header, data) = folder.split_shard(2);
     let mut names: Vec<String> = header.keys().cloned().collect();
-    names.sort_by_key(|name| {
-        (
-            name.ends_with("weight_scale"),
-            header[name]["data_offsets"][0].as_u64(),
-        )
-    });
+    names.sort_by_key(|name| (name.ends_with("weight_scale"), header[name]["data_offsets"][0].as_u64()));
     let mut moved = Vec::new();
     for name in &names {
         let offsets = &mut header[name]["data_offsets"];
@@ -52,10 +46,7 @@ fn parts_are_found_wherever_they_lie() {
     let scattered = Checkpoint::open(folder.path()).unwrap();
     assert_eq!((published.max_extents(), scattered.max_extents()), (1, 2));
     assert_eq!(scattered.expert(1, 3).unwrap().extents().len(), 2);
-    assert_eq!(
-        scattered.expert(1, 3).unwrap().bytes(),
-        scattered.max_expert_bytes()
-    );
+    assert_eq!(scattered.expert(1, 3).unwrap().bytes(), scattered.max_expert_bytes());
     assert_eq!(scattered.expert(2, 3).unwrap().extents().len(), 1);
     let bytes_after: Vec<Vec<u8>> = (0..8)
         .flat_map(|expert| ExpertPart::ALL.map(|part| part_bytes(&scattered, 1, expert, part)))

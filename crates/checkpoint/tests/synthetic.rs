@@ -62,10 +62,7 @@ fn the_folder_opens_and_holds_the_callers_config() {
 #[test]
 fn holes_have_the_same_headers_and_lengths() {
     let (full, sparse) = (write(7, false), write(7, true));
-    let (full, sparse) = (
-        files(&full.path().join("new")),
-        files(&sparse.path().join("new")),
-    );
+    let (full, sparse) = (files(&full.path().join("new")), files(&sparse.path().join("new")));
     for ((name, full), (_, sparse)) in full.iter().zip(&sparse) {
         assert_eq!(full.len(), sparse.len(), "{name}");
         if name.starts_with("model-") {
@@ -108,33 +105,18 @@ fn weights_are_finite_and_in_range() {
                 .map(|&[a, b]| f32::from_le_bytes([0, 0, a, b]))
                 .collect(),
         };
-        assert!(
-            values.iter().all(|value| value.abs() < 8.0),
-            "{}",
-            spec.name
-        );
-        assert!(
-            values.iter().any(|value| value != &values[0]),
-            "{}",
-            spec.name
-        );
+        assert!(values.iter().all(|value| value.abs() < 8.0), "{}", spec.name);
+        assert!(values.iter().any(|value| value != &values[0]), "{}", spec.name);
         if spec.name.ends_with("A_log") {
-            assert!(
-                values[..6].iter().all(|&value| value != 0.0)
-                    && values[6..].iter().all(|&value| value == 0.0)
-            );
+            assert!(values[..6].iter().all(|&value| value != 0.0) && values[6..].iter().all(|&value| value == 0.0));
         }
     }
     let place = checkpoint.expert(12, 7).unwrap();
     let extent = place.extents()[0];
     let scale = place.part(checkpoint::ExpertPart::W2Scale);
-    let scales =
-        &shards[extent.shard][(extent.offset + scale.offset) as usize..][..scale.len as usize];
+    let scales = &shards[extent.shard][(extent.offset + scale.offset) as usize..][..scale.len as usize];
     let (low, high) = (scales.iter().min().unwrap(), scales.iter().max().unwrap());
-    assert!(
-        high - low == 2 && *low > 110 && *high < 127,
-        "{low}..{high}"
-    );
+    assert!(high - low == 2 && *low > 110 && *high < 127, "{low}..{high}");
 }
 
 #[test]

@@ -27,8 +27,7 @@ impl Folder {
 
     /// Shard `number`, from 1.
     pub fn shard(&self, number: usize) -> PathBuf {
-        self.path()
-            .join(format!("model-{number:05}-of-000014.safetensors"))
+        self.path().join(format!("model-{number:05}-of-000014.safetensors"))
     }
 
     pub fn index(&self) -> PathBuf {
@@ -59,11 +58,7 @@ impl Folder {
     pub fn join_shard(&self, number: usize, header: &Map<String, Value>, data: &[u8]) {
         let header = serde_json::to_vec(header).unwrap();
         let length = (header.len() as u64).to_le_bytes();
-        fs::write(
-            self.shard(number),
-            [&length, header.as_slice(), data].concat(),
-        )
-        .unwrap();
+        fs::write(self.shard(number), [&length, header.as_slice(), data].concat()).unwrap();
     }
 
     /// Cuts shard `number` to `len` bytes.
