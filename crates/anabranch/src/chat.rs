@@ -126,3 +126,119 @@ impl Chat<'_> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use checkpoint::Checkpoint;
+    use engine::{Options, Sampling};
+    use std::path::{Path, PathBuf};
+
+    fn golden() -> PathBuf {
+        Path::new(env!("CARGO_MANIFEST_DIR")).join("../../testdata/golden/k3_a")
+    }
+
+    fn open() -> (Engine, Tokenizer) {
+        let options = Options {
+            memory: 1 << 30,
+            positions: 1024,
+            ..Options::default()
+        };
+        let checkpoint = Checkpoint::open(&golden()).unwrap();
+        let engine = Engine::open(checkpoint, &options, &mut |_, _| ()).unwrap();
+        (engine, Tokenizer::load(&golden()).unwrap())
+    }
+
+    fn generation() -> Generation {
+        Generation {
+            max_tokens: Some(12),
+            sampling: Sampling::default(),
+            stops: vec![],
+        }
+    }
+
+    /// What a conversation over these lines shows, and its messages.
+    fn talk(lines: &[u8]) -> (String, String, Vec<Message>) {
+        let ((mut engine, tokenizer), generation) = (open(), generation());
+        let mut chat = Chat {
+            engine: &mut engine,
+            tokenizer: &tokenizer,
+            generation: &generation,
+            effort: Effort::Off,
+            messages: vec![],
+            sequence: None,
+            stats: false,
+        };
+        let (mut text, mut side) = (vec![], vec![]);
+        let mut screen = Screen::new(&mut text, &mut side, false);
+        chat.talk(&mut &*lines, &mut screen, &Interrupt::default()).unwrap();
+        let messages = chat.messages;
+        let string = |bytes| String::from_utf8(bytes).unwrap();
+        (string(text), string(side), messages)
+    }
+
+    #[test]
+    fn every_answer_is_the_one_to_the_whole_conversation() {
+        let (text, side, messages) = talk(b"hello\n\n  why?  \n/quit\nnever read\n");
+        assert_eq!(side, format!("{WELCOME}{}", READY.repeat(4)));
+        let roles: Vec<Role> = messages.iter().map(|message| message.role).collect();
+        assert_eq!(roles, [Role::User, Role::Assistant, Role::User, Role::Assistant]);
+        assert_eq!(messages[2].content, "why?");
+        assert!(!text.trim().is_empty());
+        for answered in [1, 3] {
+            let (mut engine, tokenizer) = open();
+            let request = Request {
+                prompt: render(&tokenizer, &messages[..answered], Effort::Off),
+                max_tokens: 12,
+                stop_ids: engine.checkpoint().stop_ids().to_vec(),
+                sampling: Sampling::default(),
+            };
+            let mut sequence = engine.new_sequence();
+            let (mut no_text, mut no_side) = (std::io::sink(), std::io::sink());
+            let fresh = answer(
+                &mut engine,
+                &tokenizer,
+                &mut sequence,
+                request,
+                Transcript::chat(Effort::Off, vec![]),
+                &mut Screen::new(&mut no_text, &mut no_side, false),
+                Interrupt::default().cancel(),
+            );
+            assert_eq!(fresh.unwrap().text, messages[answered].content);
+        }
+    }
+
+    #[test]
+    fn a_line_that_is_no_text_is_passed_over() {
+        let (text, side, messages) = talk(b"ab\xFF\n");
+        assert_eq!((text.as_str(), messages.len()), ("", 0));
+        assert!(side.contains("note: the line: found byte 0xff at offset 2"), "{side}");
+        assert!(side.ends_with("> \n"), "{side}");
+    }
+
+    #[test]
+    fn a_sequence_goes_on_where_the_prompt_does() {
+        let ((mut engine, tokenizer), generation) = (open(), generation());
+        let prompt = [5, 6, 7, 8];
+        let mut chat = Chat {
+            engine: &mut engine,
+            tokenizer: &tokenizer,
+            generation: &generation,
+            effort: Effort::Off,
+            messages: vec![],
+            sequence: None,
+            stats: false,
+        };
+        assert_eq!(chat.sequence_for(&prompt).1, 0);
+        for (seen, kept) in [(&[5, 6][..], 2), (&[5, 6, 7], 3), (&[5, 7], 0), (&[5, 6, 7, 8], 0)] {
+            let mut sequence = chat.engine.new_sequence();
+            let no_progress = &mut |_, _| ();
+            chat.engine
+                .prefill(&mut sequence, seen, Interrupt::default().cancel(), no_progress)
+                .unwrap();
+            chat.sequence = Some(sequence);
+            let (sequence, found) = chat.sequence_for(&prompt);
+            assert_eq!((found, sequence.ids()), (kept, &prompt[..kept]), "{seen:?}");
+        }
+    }
+}

@@ -263,6 +263,7 @@ fn as_json(survey: &Survey, needs: Option<&Needs<'_>>) -> Value {
         "problems": problems,
         "model": needs.map(model_json),
         "memory": needs.map(memory_json),
+        "peak_memory_bytes": engine::peak_bytes(),
     })
 }
 
