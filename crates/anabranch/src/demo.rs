@@ -1,4 +1,5 @@
-//! The model when none is named: a synthetic one, made at first use in the user's folder of cached files.
+//! The model when none is named: the trained one that ships with the program; where that is not found (a program moved
+//! away by itself), a synthetic one, made at first use in the user's folder of cached files.
 
 use std::path::{Path, PathBuf};
 
@@ -6,18 +7,25 @@ use checkpoint::{Checkpoint, SYNTH_VERSION, synthesize};
 
 use crate::error::Error;
 use crate::output::{self, Meter};
+use crate::settings::DemoPlaces;
 use crate::signals::Interrupt;
 
 /// Every feature of Kimi K3 in 10 MB.
 const CONFIG: &str = include_str!("../demo/config.json");
 const SEED: u64 = 1;
 
-/// The demo model's folder, after making it if it is not there or not whole.
-pub fn folder(cache: Option<&Path>, interrupt: &Interrupt) -> Result<PathBuf, Error> {
-    let parent = cache.ok_or(Error::NoCache)?.join("anabranch");
+/// The demo model's folder.
+pub fn folder(places: &DemoPlaces, interrupt: &Interrupt) -> Result<PathBuf, Error> {
+    let shipped = places.shipped.iter().find(|dir| dir.join("config.json").exists());
+    if let Some(dir) = shipped {
+        output::note("no --model was given: this is the small demo model");
+        return Ok(dir.clone());
+    }
+    let parent = places.cache.as_deref().ok_or(Error::NoCache)?.join("anabranch");
     let dir = parent.join(format!("demo-v{SYNTH_VERSION}-{:016x}", fingerprint(CONFIG)));
     output::note(format_args!(
-        "no --model was given: this is a synthetic model with random weights, so its text means nothing ({})",
+        "no --model was given, and the demo model is not beside the program: this is a synthetic model with random \
+         weights, so its text means nothing ({})",
         dir.display()
     ));
     if Checkpoint::open(&dir).is_err() {
@@ -71,16 +79,21 @@ mod tests {
     }
 
     #[test]
-    fn the_model_is_made_once_and_again_when_damaged() {
+    fn a_synthetic_model_is_made_once_and_again_when_damaged() {
         let cache = tempfile::tempdir().unwrap();
-        let dir = folder(Some(cache.path()), &Interrupt::default()).unwrap();
+        let places = DemoPlaces {
+            shipped: vec![cache.path().join("nothing")],
+            cache: Some(cache.path().to_owned()),
+        };
+        let folder = || folder(&places, &Interrupt::default()).unwrap();
+        let dir = folder();
         let shard = dir.join("model-00001-of-000010.safetensors");
         let written = |path: &Path| std::fs::metadata(path).unwrap().modified().unwrap();
         let first = written(&shard);
-        assert_eq!(folder(Some(cache.path()), &Interrupt::default()).unwrap(), dir);
+        assert_eq!(folder(), dir);
         assert_eq!(written(&shard), first);
         std::fs::remove_file(&shard).unwrap();
-        folder(Some(cache.path()), &Interrupt::default()).unwrap();
+        folder();
         assert!(shard.exists());
         assert_eq!(std::fs::read_dir(dir.parent().unwrap()).unwrap().count(), 1);
         let bytes: u64 = std::fs::read_dir(&dir)

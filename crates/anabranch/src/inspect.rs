@@ -74,6 +74,7 @@ impl<'a> Needs<'a> {
         let wishes = |budget| Wishes {
             budget,
             positions: TABLE_POSITIONS.min(config.max_position_embeddings),
+            sequences: 1,
             pass_rows: TABLE_PASS_ROWS,
             all_logits: false,
             slots: None,

@@ -16,7 +16,7 @@ use crate::signals::Interrupt;
 pub fn folder(model: &Model, interrupt: &Interrupt) -> Result<PathBuf, Error> {
     match model {
         Model::Folder(dir) => Ok(dir.clone()),
-        Model::Demo(cache) => demo::folder(cache.as_deref(), interrupt),
+        Model::Demo(places) => demo::folder(places, interrupt),
     }
 }
 

@@ -13,9 +13,20 @@ use crate::error::Error;
 pub struct Surroundings {
     /// Whether somebody types at standard input.
     pub stdin_is_terminal: bool,
+    /// Where to find a demo model.
+    pub demo: DemoPlaces,
+}
+
+/// Where a demo model may be.
+pub struct DemoPlaces {
+    /// Folders in which it may have been shipped: beside the program, or in the sources that it was built from.
+    pub shipped: Vec<PathBuf>,
     /// The user's folder for cached files.
     pub cache: Option<PathBuf>,
 }
+
+/// The demo model in the sources.
+const DEMO_SOURCE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../demo/model");
 
 impl Surroundings {
     pub fn look() -> Self {
@@ -23,12 +34,17 @@ impl Surroundings {
         let absolute = |path: &PathBuf| path.is_absolute();
         let home = || std::env::home_dir().filter(absolute);
         let xdg = std::env::var_os("XDG_CACHE_HOME").map(PathBuf::from).filter(absolute);
+        let program = std::env::current_exe().ok();
+        let beside = program.and_then(|program| Some(program.parent()?.join("demo/model")));
         Self {
             stdin_is_terminal: std::io::stdin().is_terminal(),
-            cache: xdg.or_else(|| match cfg!(target_os = "macos") {
-                true => Some(home()?.join("Library/Caches")),
-                false => Some(home()?.join(".cache")),
-            }),
+            demo: DemoPlaces {
+                shipped: beside.into_iter().chain([DEMO_SOURCE.into()]).collect(),
+                cache: xdg.or_else(|| match cfg!(target_os = "macos") {
+                    true => Some(home()?.join("Library/Caches")),
+                    false => Some(home()?.join(".cache")),
+                }),
+            },
         }
     }
 }
@@ -36,8 +52,7 @@ impl Surroundings {
 /// Which checkpoint.
 pub enum Model {
     Folder(PathBuf),
-    /// The demo model, kept in this folder of cached files.
-    Demo(Option<PathBuf>),
+    Demo(DemoPlaces),
 }
 
 /// What the engine may use.
@@ -223,7 +238,7 @@ fn sampling(args: &args::SamplingArgs) -> Sampling {
 }
 
 fn model(dir: Option<PathBuf>, around: Surroundings) -> Model {
-    dir.map_or(Model::Demo(around.cache), Model::Folder)
+    dir.map_or(Model::Demo(around.demo), Model::Folder)
 }
 
 fn machine(args: args::MachineArgs) -> Machine {

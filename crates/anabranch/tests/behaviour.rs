@@ -123,28 +123,36 @@ fn verbose_shows_the_memory_and_the_kernels() {
     }
 }
 
+/// The first command of the README.
 #[test]
 fn without_a_model_the_demo_answers() {
-    let cache = tempfile::tempdir().unwrap();
-    let answer = || {
-        let mut command = anabranch(["run", "--prompt", "hello", "--max-tokens", "8", "--json"]);
-        command.env("XDG_CACHE_HOME", cache.path()).output().unwrap()
-    };
-    let first = answer();
-    assert!(
-        stderr(&first).contains("synthetic model with random weights"),
-        "{}",
-        stderr(&first)
+    let question = ["run", "--prompt", "What is the capital of France?"];
+    let output = run(question);
+    assert_eq!(
+        stderr(&output),
+        "note: no --model was given: this is the small demo model\n"
     );
-    let folders = || std::fs::read_dir(cache.path().join("anabranch")).unwrap().count();
-    assert_eq!(folders(), 1);
-    assert_eq!(common::json(&first)["ids"], common::json(&answer())["ids"]);
-    assert_eq!(folders(), 1);
-    let inspected = anabranch(["inspect"])
-        .env("XDG_CACHE_HOME", cache.path())
-        .output()
-        .unwrap();
-    assert!(stdout(&inspected).contains("nothing is missing"));
+    assert_eq!(stdout(&output), "The capital of France is Paris.\n");
+    let answer = common::json(&run(question.into_iter().chain(["--json"])));
+    let ids = [
+        314, 303, 265, 2228, 279, 3058, 46, 4100, 1593, 4101, 4100, 1041, 4101, 4098,
+    ];
+    assert_eq!(common::numbers(&answer["ids"]), ids);
+    assert_eq!(answer["text"], "The capital of France is Paris.");
+    assert_eq!(answer["finish_reason"], "stop");
+    assert!(stdout(&run(["inspect"])).contains("nothing is missing"));
+}
+
+/// Thoughts are not part of the text.
+#[test]
+fn reasoning_goes_to_standard_error() {
+    let question = ["run", "--prompt", "What is 12 + 30?", "--thinking-effort", "low"];
+    let answer = common::json(&run(question.into_iter().chain(["--json"])));
+    assert_eq!(answer["text"], "12 + 30 = 42.");
+    assert_eq!(answer["reasoning"], "2 + 0 = 2, 10 + 30 = 40, 40 + 2 = 42");
+    let output = run(question);
+    assert_eq!(stdout(&output), "12 + 30 = 42.\n");
+    assert!(stderr(&output).contains("40 + 2 = 42\n"), "{}", stderr(&output));
 }
 
 /// Whoever reads closes the pipe after a few bytes, as `head` does.

@@ -14,6 +14,8 @@
 //! - [`survey()`] is the same pass over a folder that may be wrong: it goes on after a problem and says all that is
 //!   missing.
 //! - [`synthesize`] writes a random checkpoint in the published layout, of any size, also as headers over holes.
+//! - [`tokenizer::Tokenizer`] turns text into ids and ids into whole characters; [`chat`] renders conversations and reads
+//!   answers, so that text from a user can never become a control token.
 //!
 //! Errors ([`Error`]) are one line: path, found, expected, next step.
 //!
