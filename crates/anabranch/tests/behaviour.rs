@@ -162,16 +162,10 @@ fn a_closed_standard_output_ends_quietly() {
     use std::process::Stdio;
     let golden = Golden::read("k3_a");
     let ids = golden.ids();
+    let endless = common::endless();
+    let endless = endless.path().to_str().unwrap();
     for args in [
-        &[
-            "run",
-            "--model",
-            golden.model(),
-            "--ids",
-            &ids,
-            "--max-tokens",
-            "100000",
-        ][..],
+        &["run", "--model", endless, "--ids", &ids, "--max-tokens", "100000"][..],
         &["inspect", golden.model()],
     ] {
         let mut child = anabranch(args)
@@ -209,10 +203,11 @@ mod signals {
     fn interrupted_answer(signal: &str) {
         let golden = Golden::read("k3_a");
         let ids = golden.ids();
+        let endless = super::common::endless();
         let mut child = anabranch([
             "run",
             "--model",
-            golden.model(),
+            endless.path().to_str().unwrap(),
             "--ids",
             &ids,
             "--max-tokens",
@@ -227,7 +222,7 @@ mod signals {
         // Loaded when it says which kernels run.
         let mut lines = BufReader::new(child.stderr.take().unwrap()).lines();
         assert!(lines.any(|line| line.unwrap().starts_with("kernels: ")));
-        std::thread::sleep(Duration::from_millis(300));
+        std::thread::sleep(Duration::from_millis(700));
         send(signal, &child);
         let output = child.wait_with_output().unwrap();
         assert_eq!(output.status.code(), Some(130));
