@@ -188,7 +188,7 @@ pub struct InspectArgs {
     pub memory: Option<u64>,
 }
 
-/// Write the logits after a prompt to a .npy file: f32 [vocabulary], or with --all [tokens, vocabulary].
+/// Write the logits after a prompt to a .npy file: f32 of shape (vocabulary), or (tokens, vocabulary) with --all.
 #[derive(clap::Args)]
 #[command(after_help = SIZE_NOTES)]
 pub struct LogitsArgs {
