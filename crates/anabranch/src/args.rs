@@ -45,13 +45,9 @@ pub struct Args {
 
 #[derive(Subcommand)]
 pub enum Command {
-    /// Answer a prompt, or chat
     Run(Box<RunArgs>),
-    /// Say what a checkpoint's folder holds, what is missing, and what memory it needs
     Inspect(InspectArgs),
-    /// Write the logits after a prompt to a .npy file
     Logits(LogitsArgs),
-    /// Write a random checkpoint in the published layout
     Synth(SynthArgs),
 }
 
@@ -188,7 +184,9 @@ pub struct InspectArgs {
     pub memory: Option<u64>,
 }
 
-/// Write the logits after a prompt to a .npy file: f32 of shape (vocabulary), or (tokens, vocabulary) with --all.
+/// Write the logits after a prompt to a .npy file.
+///
+/// They are f32 of shape (vocabulary), or with --all (tokens, vocabulary).
 #[derive(clap::Args)]
 #[command(after_help = SIZE_NOTES)]
 pub struct LogitsArgs {

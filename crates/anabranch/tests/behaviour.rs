@@ -86,6 +86,7 @@ fn help_defines_its_words() {
         "publisher's default is max",
         "GB = 10^9 bytes; GiB and G = 2^30",
         "130 interrupted",
+        "The text goes to standard output, everything else to standard error.",
         "--isa",
         "--mla-eps",
     ] {
