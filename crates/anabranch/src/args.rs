@@ -64,7 +64,7 @@ pub struct RunArgs {
 
     /// The prompt; `-` reads all of standard input, as it is
     ///
-    /// The prompt; `-` reads all of standard input, as it is. Text that spells a control token is ordinary text.
+    /// Text that spells a control token is ordinary text.
     #[arg(long, value_name = "TEXT")]
     pub prompt: Option<OsString>,
 
@@ -82,8 +82,8 @@ pub struct RunArgs {
 
     /// How much the model thinks before it answers
     ///
-    /// How much the model thinks before it answers. The publisher's default is max; here it is off, since thoughts are
-    /// thousands of tokens, which take hours when experts are streamed from disk. Thoughts go to standard error.
+    /// The publisher's default is max; here it is off, since thoughts are thousands of tokens, which take hours when
+    /// experts are streamed from disk. Thoughts go to standard error.
     #[arg(long, value_name = "EFFORT", default_value = "off", conflicts_with_all = ["raw", "ids"])]
     pub thinking_effort: EffortName,
 
@@ -97,8 +97,7 @@ pub struct RunArgs {
 
     /// One JSON object on standard output, at the end, instead of text
     ///
-    /// One JSON object on standard output, at the end, instead of text: prompt_ids, ids, text, reasoning, finish_reason
-    /// (stop, length, cancelled) and stats.
+    /// Its fields are prompt_ids, ids, text, reasoning, finish_reason (stop, length, cancelled) and stats.
     #[arg(long)]
     pub json: bool,
 
