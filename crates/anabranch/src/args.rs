@@ -45,13 +45,9 @@ pub struct Args {
 
 #[derive(Subcommand)]
 pub enum Command {
-    /// Answer a prompt, or chat
     Run(Box<RunArgs>),
-    /// Say what a checkpoint's folder holds, what is missing, and what memory it needs
     Inspect(InspectArgs),
-    /// Write the logits after a prompt to a .npy file
     Logits(LogitsArgs),
-    /// Write a random checkpoint in the published layout
     Synth(SynthArgs),
 }
 
@@ -68,7 +64,7 @@ pub struct RunArgs {
 
     /// The prompt; `-` reads all of standard input, as it is
     ///
-    /// The prompt; `-` reads all of standard input, as it is. Text that spells a control token is ordinary text.
+    /// Text that spells a control token is ordinary text.
     #[arg(long, value_name = "TEXT")]
     pub prompt: Option<OsString>,
 
@@ -86,8 +82,8 @@ pub struct RunArgs {
 
     /// How much the model thinks before it answers
     ///
-    /// How much the model thinks before it answers. The publisher's default is max; here it is off, since thoughts are
-    /// thousands of tokens, which take hours when experts are streamed from disk. Thoughts go to standard error.
+    /// The publisher's default is max; here it is off, since thoughts are thousands of tokens, which take hours when
+    /// experts are streamed from disk. Thoughts go to standard error.
     #[arg(long, value_name = "EFFORT", default_value = "off", conflicts_with_all = ["raw", "ids"])]
     pub thinking_effort: EffortName,
 
@@ -101,8 +97,7 @@ pub struct RunArgs {
 
     /// One JSON object on standard output, at the end, instead of text
     ///
-    /// One JSON object on standard output, at the end, instead of text: prompt_ids, ids, text, reasoning, finish_reason
-    /// (stop, length, cancelled) and stats.
+    /// Its fields are prompt_ids, ids, text, reasoning, finish_reason (stop, length, cancelled) and stats.
     #[arg(long)]
     pub json: bool,
 
@@ -188,7 +183,9 @@ pub struct InspectArgs {
     pub memory: Option<u64>,
 }
 
-/// Write the logits after a prompt to a .npy file: f32 [vocabulary], or with --all [tokens, vocabulary].
+/// Write the logits after a prompt to a .npy file.
+///
+/// They are f32 of shape (vocabulary), or with --all (tokens, vocabulary).
 #[derive(clap::Args)]
 #[command(after_help = SIZE_NOTES)]
 pub struct LogitsArgs {

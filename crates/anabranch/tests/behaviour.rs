@@ -86,6 +86,7 @@ fn help_defines_its_words() {
         "publisher's default is max",
         "GB = 10^9 bytes; GiB and G = 2^30",
         "130 interrupted",
+        "The text goes to standard output, everything else to standard error.",
         "--isa",
         "--mla-eps",
     ] {
@@ -123,27 +124,37 @@ fn verbose_shows_the_memory_and_the_kernels() {
     }
 }
 
+/// The first command of the README.
 #[test]
 fn without_a_model_the_demo_answers() {
-    let cache = tempfile::tempdir().unwrap();
-    let answer = || {
-        let mut command = anabranch(["run", "--prompt", "What is the capital of France?", "--json"]);
-        command.env("XDG_CACHE_HOME", cache.path()).output().unwrap()
-    };
-    let first = answer();
-    assert!(stderr(&first).contains("this is the demo model"), "{}", stderr(&first));
-    let folders = || std::fs::read_dir(cache.path().join("anabranch")).unwrap().count();
-    assert_eq!(folders(), 1);
-    let said = common::json(&first);
-    assert_eq!(said["text"], "The capital of France is Paris.", "{said}");
-    assert_eq!(said["finish_reason"], "stop");
-    assert_eq!(said["ids"], common::json(&answer())["ids"]);
-    assert_eq!(folders(), 1);
-    let inspected = anabranch(["inspect"])
-        .env("XDG_CACHE_HOME", cache.path())
-        .output()
-        .unwrap();
-    assert!(stdout(&inspected).contains("nothing is missing"));
+    let question = ["run", "--prompt", "What is the capital of France?"];
+    let output = run(question);
+    assert!(
+        stderr(&output).contains("this is the demo model"),
+        "{}",
+        stderr(&output)
+    );
+    assert_eq!(stdout(&output), "The capital of France is Paris.\n");
+    let answer = common::json(&run(question.into_iter().chain(["--json"])));
+    let ids = [
+        314, 303, 265, 2228, 279, 3058, 46, 4100, 1593, 4101, 4100, 1041, 4101, 4098,
+    ];
+    assert_eq!(common::numbers(&answer["ids"]), ids);
+    assert_eq!(answer["text"], "The capital of France is Paris.");
+    assert_eq!(answer["finish_reason"], "stop");
+    assert!(stdout(&run(["inspect"])).contains("nothing is missing"));
+}
+
+/// Thoughts are not part of the text.
+#[test]
+fn reasoning_goes_to_standard_error() {
+    let question = ["run", "--prompt", "What is 12 + 30?", "--thinking-effort", "low"];
+    let answer = common::json(&run(question.into_iter().chain(["--json"])));
+    assert_eq!(answer["text"], "12 + 30 = 42.");
+    assert_eq!(answer["reasoning"], "2 + 0 = 2, 10 + 30 = 40, 40 + 2 = 42");
+    let output = run(question);
+    assert_eq!(stdout(&output), "12 + 30 = 42.\n");
+    assert!(stderr(&output).contains("40 + 2 = 42\n"), "{}", stderr(&output));
 }
 
 /// Whoever reads closes the pipe after a few bytes, as `head` does.
@@ -153,16 +164,10 @@ fn a_closed_standard_output_ends_quietly() {
     use std::process::Stdio;
     let golden = Golden::read("k3_a");
     let ids = golden.ids();
+    let endless = common::endless();
+    let endless = endless.path().to_str().unwrap();
     for args in [
-        &[
-            "run",
-            "--model",
-            golden.model(),
-            "--ids",
-            &ids,
-            "--max-tokens",
-            "100000",
-        ][..],
+        &["run", "--model", endless, "--ids", &ids, "--max-tokens", "100000"][..],
         &["inspect", golden.model()],
     ] {
         let mut child = anabranch(args)
@@ -200,10 +205,11 @@ mod signals {
     fn interrupted_answer(signal: &str) {
         let golden = Golden::read("k3_a");
         let ids = golden.ids();
+        let endless = super::common::endless();
         let mut child = anabranch([
             "run",
             "--model",
-            golden.model(),
+            endless.path().to_str().unwrap(),
             "--ids",
             &ids,
             "--max-tokens",
@@ -218,7 +224,7 @@ mod signals {
         // Loaded when it says which kernels run.
         let mut lines = BufReader::new(child.stderr.take().unwrap()).lines();
         assert!(lines.any(|line| line.unwrap().starts_with("kernels: ")));
-        std::thread::sleep(Duration::from_millis(300));
+        std::thread::sleep(Duration::from_millis(700));
         send(signal, &child);
         let output = child.wait_with_output().unwrap();
         assert_eq!(output.status.code(), Some(130));

@@ -4,17 +4,17 @@
 mod common;
 
 use std::io::{Read, Write};
+use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
 use common::Golden;
 
 /// A chat on a pseudo-terminal; `None` where there is no script(1).
-fn start(max_tokens: &str) -> Option<Child> {
-    let golden = Golden::read("k3_a");
+fn start(model: &Path, max_tokens: &str) -> Option<Child> {
     let program = env!("CARGO_BIN_EXE_anabranch");
     let line = format!(
         "'{program}' run --model '{}' --max-tokens {max_tokens} --stats",
-        golden.model()
+        model.display()
     );
     let child = Command::new("script")
         .args(["-qefc", &line, "/dev/null"])
@@ -50,7 +50,9 @@ fn type_in(child: &mut Child, text: &str) {
 
 #[test]
 fn lines_are_answered_until_quit() {
-    let Some(mut child) = start("6") else { return };
+    let Some(mut child) = start(&Golden::read("k3_a").dir, "6") else {
+        return;
+    };
     read_until(&mut child, "> ");
     for _ in 0..2 {
         type_in(&mut child, "hello\n");
@@ -63,7 +65,9 @@ fn lines_are_answered_until_quit() {
 
 #[test]
 fn ctrl_d_ends_the_chat() {
-    let Some(mut child) = start("6") else { return };
+    let Some(mut child) = start(&Golden::read("k3_a").dir, "6") else {
+        return;
+    };
     read_until(&mut child, "> ");
     type_in(&mut child, "\x04");
     assert_eq!(child.wait().unwrap().code(), Some(0));
@@ -71,7 +75,10 @@ fn ctrl_d_ends_the_chat() {
 
 #[test]
 fn ctrl_c_stops_the_answer_and_then_the_chat() {
-    let Some(mut child) = start("8000") else { return };
+    let endless = common::endless();
+    let Some(mut child) = start(endless.path(), "8000") else {
+        return;
+    };
     read_until(&mut child, "> ");
     type_in(&mut child, "hello\n");
     // The terminal's echo of the line, then some of the answer.

@@ -237,3 +237,19 @@ fn a_context_beyond_the_models_own_is_refused() {
         "{error}"
     );
 }
+
+#[test]
+fn a_cancelled_loading_ends_before_the_next_tensor() {
+    let options = plain_options();
+    let mut reports = 0;
+    let checkpoint = checkpoint::Checkpoint::open(&Golden::read("k3_a").dir).unwrap();
+    let cancel = options.cancel.clone();
+    let opened = Engine::open(checkpoint, &options, &mut |_, _| {
+        reports += 1;
+        if reports == 3 {
+            cancel.cancel();
+        }
+    });
+    assert!(matches!(opened.err(), Some(Error::Cancelled)));
+    assert_eq!(reports, 3);
+}

@@ -78,6 +78,21 @@ impl Golden {
     }
 }
 
+/// `k3_a` without tokens that end an answer, so that answers are as long as they may be.
+pub fn endless() -> tempfile::TempDir {
+    let dir = tempfile::tempdir().unwrap();
+    for entry in fs::read_dir(Golden::read("k3_a").dir).unwrap() {
+        let entry = entry.unwrap();
+        fs::copy(entry.path(), dir.path().join(entry.file_name())).unwrap();
+    }
+    fs::write(dir.path().join("generation_config.json"), "{\"eos_token_id\": []}").unwrap();
+    let path = dir.path().join("tokenizer_config.json");
+    let mut tokenizer: Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
+    tokenizer.as_object_mut().unwrap().remove("eos_token").unwrap();
+    fs::write(path, tokenizer.to_string()).unwrap();
+    dir
+}
+
 pub fn numbers(list: &Value) -> Vec<u64> {
     list.as_array().unwrap().iter().map(|n| n.as_u64().unwrap()).collect()
 }
