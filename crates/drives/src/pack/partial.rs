@@ -44,6 +44,7 @@ pub(super) struct Partial {
     file: File,
     path: PathBuf,
     target: PathBuf,
+    completed: bool,
 }
 
 impl Partial {
@@ -70,6 +71,7 @@ impl Partial {
             file,
             path,
             target: target.to_path_buf(),
+            completed: false,
         };
         let sized = partial
             .file
@@ -106,8 +108,9 @@ impl Partial {
     }
 
     /// Gives the file its final name.
-    pub(super) fn complete(self) -> Result<(), PackError> {
+    pub(super) fn complete(mut self) -> Result<(), PackError> {
         std::fs::rename(&self.path, &self.target).map_err(|error| PackError::io(&self.path, "rename", &error))?;
+        self.completed = true;
         let folder = self.target.parent().unwrap_or(Path::new("/"));
         File::open(folder)
             .and_then(|folder| folder.sync_all())
@@ -129,8 +132,10 @@ impl Target for Partial {
 
 impl Drop for Partial {
     fn drop(&mut self) {
-        // After `complete` the name is gone, and whether it is there or not nothing more can be done.
-        let _ = std::fs::remove_file(&self.path);
+        if !self.completed {
+            // What cannot be removed now is removed by the next writer in this folder.
+            let _ = std::fs::remove_file(&self.path);
+        }
     }
 }
 

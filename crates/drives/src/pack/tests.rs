@@ -190,7 +190,7 @@ fn a_contradictory_index_is_refused() {
     let spoils: [(Spoil, &str); 9] = [
         (|c| c.ranges[0].offset += 1, "shifted in its page"),
         (|c| c.ranges[1].offset += 1 << 20, "outside the data"),
-        (|c| c.ranges[1].offset = c.ranges[1].offset % 4096, "outside the data"),
+        (|c| c.ranges[1].offset %= 4096, "outside the data"),
         (|c| c.ranges[0].shard = 1, "shard 1, expected one of 1"),
         (|c| c.ranges[0].len = 0, "expected at least 1 inside"),
         (|c| c.ranges[1].extent_len -= 1, "expected at least 1 inside"),
@@ -377,7 +377,14 @@ fn large_ranges_go_through_in_several_batches() {
             seen.push((at.phase, at.bytes));
             ControlFlow::Continue(())
         };
-        write_pack(&pack, &contents, &[shard.clone()], &Notices::default(), &mut progress).unwrap();
+        write_pack(
+            &pack,
+            &contents,
+            std::slice::from_ref(&shard),
+            &Notices::default(),
+            &mut progress,
+        )
+        .unwrap();
         assert!(
             seen.len() >= 6 && seen.contains(&(PackPhase::Write, len)) && seen.ends_with(&[(PackPhase::Verify, len)])
         );
