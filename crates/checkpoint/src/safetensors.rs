@@ -30,23 +30,38 @@ const LENGTH_BYTES: u64 = 8;
 
 /// The element types of the safetensors format whose elements are whole bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-#[allow(missing_docs)] // the names are the format's own
 pub enum Dtype {
+    /// One byte, 0 or 1.
     Bool,
+    /// Unsigned, 1 byte.
     U8,
+    /// Signed, 1 byte.
     I8,
+    /// Float of 5 exponent and 2 mantissa bits.
     F8E5M2,
+    /// Float of 4 exponent and 3 mantissa bits.
     F8E4M3,
+    /// Power of two, 8 exponent bits.
     F8E8M0,
+    /// Signed, 2 bytes.
     I16,
+    /// Unsigned, 2 bytes.
     U16,
+    /// IEEE half precision.
     F16,
+    /// The upper half of an [`Dtype::F32`].
     Bf16,
+    /// Signed, 4 bytes.
     I32,
+    /// Unsigned, 4 bytes.
     U32,
+    /// IEEE single precision.
     F32,
+    /// Signed, 8 bytes.
     I64,
+    /// Unsigned, 8 bytes.
     U64,
+    /// IEEE double precision.
     F64,
 }
 

@@ -20,6 +20,8 @@ pub struct Options {
     pub memory: u64,
     /// Tokens that a sequence may reach.
     pub positions: usize,
+    /// Sequences that are held at one time, at least 1.
+    pub sequences: usize,
     /// Rows of the largest pass that would be useful: the length of the prompt, say.
     pub pass_rows: usize,
     /// Whether the logits of all rows of a pass are wanted at once.
@@ -46,6 +48,7 @@ impl Default for Options {
         Self {
             memory: crate::memory::default_budget(),
             positions: 4096,
+            sequences: 1,
             pass_rows: 512,
             all_logits: false,
             slots: None,
@@ -133,6 +136,7 @@ impl Engine {
                 limit: config.max_position_embeddings,
             });
         }
+        check_supported(&checkpoint)?;
         let notices = Notices::default();
         let placed = options.placement.survey(&checkpoint, &notices)?;
         let layout = Arc::new(placed.layout);
@@ -142,6 +146,7 @@ impl Engine {
         let wishes = Wishes {
             budget: options.memory,
             positions: options.positions,
+            sequences: options.sequences,
             pass_rows: options.pass_rows,
             all_logits: options.all_logits,
             slots: options.slots,
@@ -275,6 +280,9 @@ impl Engine {
         let last = self.config().vocab_size as u32 - 1;
         let mut ids = vec![];
         for part in parts.iter() {
+            if part.sequence.spoilt {
+                return Err(Error::Spoilt);
+            }
             if part.ids.is_empty() {
                 return Err(Error::EmptyPrompt);
             }
@@ -284,18 +292,20 @@ impl Engine {
         if let Some(&found) = ids.iter().find(|&&id| id > last) {
             return Err(Error::TokenId { found, last });
         }
-        assert!(
-            ids.len() <= self.plan.pass_rows,
-            "a pass of {} rows where {} were planned",
-            ids.len(),
-            self.plan.pass_rows
-        );
+        if ids.len() > self.plan.pass_rows {
+            return Err(Error::PassRows {
+                found: ids.len(),
+                planned: self.plan.pass_rows,
+            });
+        }
+        if let Some(&found) = logits_of.iter().find(|&&row| row >= ids.len()) {
+            return Err(Error::NoSuchRow { found, rows: ids.len() });
+        }
         cancel.check()?;
         let embeddings = self.embedding.rows(&ids)?;
         let mut segments: Vec<Segment<'_, Cpu>> = parts
             .iter_mut()
             .map(|part| {
-                assert!(!part.sequence.spoilt, "a spoilt sequence was used again");
                 // Only a pass that ends well takes this back.
                 part.sequence.spoilt = true;
                 Segment {
@@ -334,4 +344,29 @@ impl Engine {
         self.stats.rows += ids.len() as u64;
         Ok(logits)
     }
+}
+
+/// Refuses a model that is in order but beyond what the kernels and the streamer are made for.
+fn check_supported(checkpoint: &Checkpoint) -> Result<(), Error> {
+    let c = checkpoint.config();
+    let refuse = |what, found, expected: String| {
+        Err(Error::Unsupported {
+            path: checkpoint.dir().join("config.json"),
+            what,
+            found,
+            expected,
+        })
+    };
+    let blocks = c.num_hidden_layers.div_ceil(c.attn_res_block_size);
+    if blocks >= kernels::MAX_SOURCES {
+        let expected = format!(
+            "at most {} blocks of attn_res_block_size layers",
+            kernels::MAX_SOURCES - 1
+        );
+        return refuse("attention residual blocks", blocks, expected);
+    }
+    if c.moe_layers() == 0 {
+        return refuse("layers with routed experts", 0, "at least 1".into());
+    }
+    Ok(())
 }

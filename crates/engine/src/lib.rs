@@ -2,7 +2,7 @@
 //!
 //! An [`Engine`] is one model on one machine. Opening it divides the memory it is given ([`MemoryPlan`]) among resident
 //! weights, sequence state, the activations of a pass and slots for experts in flight, and loads what stays resident.
-//! Nothing large is taken after that. A [`Sequence`] holds tokens and the state after them. [`Engine::pass`] runs rows of
+//! Only the pages of a sequence's latents are taken later, as it grows; the plan has counted them. A [`Sequence`] holds tokens and the state after them. [`Engine::pass`] runs rows of
 //! any number of sequences through the model, with each needed expert read once; prompts, decoding and batches are all
 //! passes. [`Engine::generate`] chooses tokens one after the other.
 //!

@@ -27,8 +27,10 @@ const MOST_SLOTS: usize = 64;
 pub struct Wishes {
     /// Bytes in all.
     pub budget: u64,
-    /// Positions that the sequence may reach.
+    /// Positions that a sequence may reach.
     pub positions: usize,
+    /// Sequences held at one time.
+    pub sequences: usize,
     /// Rows of the largest pass that would be useful.
     pub pass_rows: usize,
     /// Whether the logits of every row of a pass are wanted at once.
@@ -48,14 +50,16 @@ pub struct MemoryPlan {
     pub program: u64,
     /// Resident weights, as stored.
     pub trunk: u64,
-    /// State of one sequence at its longest.
+    /// State of all sequences at their longest.
     pub state: u64,
     /// Activations of a pass, results of experts in flight among them.
     pub pass: u64,
     /// Slots that experts land in.
     pub slots: u64,
-    /// Positions that the state has room for.
+    /// Positions that a sequence's state has room for.
     pub positions: usize,
+    /// Sequences that the state has room for.
+    pub sequences: usize,
     /// Rows of the largest pass.
     pub pass_rows: usize,
     /// Number of slots.
@@ -77,7 +81,8 @@ impl MemoryPlan {
             budget: wishes.budget,
             program: PROGRAM_BYTES + tables,
             trunk: trunk_bytes(checkpoint),
-            state: state_bytes(c, wishes.positions),
+            state: wishes.sequences.max(1) as u64 * state_bytes(c, wishes.positions),
+            sequences: wishes.sequences.max(1),
             pass: pass_bytes(checkpoint, rows, wishes),
             slots: slots as u64 * slot_bytes,
             positions: wishes.positions,
@@ -126,7 +131,7 @@ impl fmt::Display for MemoryPlan {
         let note = |name| match name {
             "program" => "code and tables".to_owned(),
             "trunk" => "resident weights".to_owned(),
-            "state" => format!("one sequence of up to {} tokens", self.positions),
+            "state" => format!("{} sequence(s) of up to {} tokens", self.sequences, self.positions),
             "pass" => format!("activations and expert results of up to {} rows", self.pass_rows),
             _ => format!("{} experts in flight", self.slot_count),
         };
