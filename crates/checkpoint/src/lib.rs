@@ -70,4 +70,4 @@ pub use safetensors::{Dtype, HeaderEntry, MAX_HEADER_BYTES, MAX_RANK, RawHeader,
 pub use scan::{ShardReport, TensorInfo};
 pub use schema::{Class, ExpertPart, Schema, Sizes, TEXT_PREFIX, TensorSpec, expert_tensor_name};
 pub use survey::{Survey, survey};
-pub use synth::{Progress, Summary, synthesize};
+pub use synth::{Progress, SYNTH_VERSION, Summary, synthesize};

@@ -41,6 +41,8 @@ pub struct Options {
     pub check: bool,
     /// Epsilon of the two norms inside MLA.
     pub mla_eps: f32,
+    /// Ends the loading early, with [`Error::Cancelled`].
+    pub cancel: Cancel,
 }
 
 impl Default for Options {
@@ -58,6 +60,7 @@ impl Default for Options {
             placement: Placement::default(),
             check: true,
             mla_eps: DEFAULT_MLA_EPS,
+            cancel: Cancel::default(),
         }
     }
 }
@@ -152,12 +155,12 @@ impl Engine {
             slots: options.slots,
             threads: options.threads,
         };
-        let plan = MemoryPlan::new(&checkpoint, layout.slot_bytes() as u64, &wishes)?;
+        let plan = MemoryPlan::new(config, checkpoint.schema(), layout.slot_bytes() as u64, &wishes)?;
         let cpu = Cpu::new(options.isa, options.threads)?;
         let sizes = checkpoint.sizes();
         let total = sizes.trunk() - sizes.of(Class::Embedding);
         let mut report = |done| progress(done, total);
-        let mut resident = Resident::new(&checkpoint, &notices, options.depth, &mut report);
+        let mut resident = Resident::new(&checkpoint, &notices, options, &mut report);
         let model = KimiK3::load(&cpu, config, options.mla_eps, &mut resident)?;
         let workspace = Workspace::new(&cpu, config, plan.pass_rows);
         let clock = Arc::new(MonotonicClock::new());
@@ -204,6 +207,16 @@ impl Engine {
     /// Things that the user should know, since the last call.
     pub fn notices(&self) -> Vec<Notice> {
         self.notices.take()
+    }
+
+    /// The kernels in use.
+    pub fn isa(&self) -> Isa {
+        self.cpu.isa()
+    }
+
+    /// Compute threads in use.
+    pub fn threads(&self) -> usize {
+        self.cpu.threads()
     }
 
     /// Seconds that opening took.

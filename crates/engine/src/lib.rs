@@ -39,8 +39,10 @@ pub use error::Error;
 pub use generate::{Cancel, Finish, Generated, Progress, Request};
 pub use kernels::{Isa, NUMERICS_VERSION, Routes};
 pub use memory::{
-    MAX_PASS_ROWS, MemoryPlan, RESERVE_BYTES, RESERVE_SHARE, Wishes, default_budget, human, peak_bytes, trunk_bytes,
+    MAX_PASS_ROWS, MemoryPlan, RESERVE_BYTES, RESERVE_SHARE, Wishes, available_for_budget, default_budget, human,
+    most_slot_bytes, peak_bytes, trunk_bytes,
 };
+pub use models::kimi_k3::{DEFAULT_MLA_EPS, state_bytes};
 pub use placement::{
     ExpertSet, FolderReport, NamedDrive, Part, PlaceOptions, PlacePlan, PlaceProgress, PlaceReport, Placed, Placement,
     PlacementError, PlanLine, place,
