@@ -18,6 +18,8 @@
 //! virtual time and faults, for tests). Time comes from a [`Clock`]. Every read leaves a [`ReadEvent`] and is counted in
 //! [`Counters`].
 //!
+//! A *pack* is a file of chosen ranges of chosen experts ([`PackContents`], [`write_pack`]); its [`PackIndex`] gives homes and checksums.
+//!
 //! What is read once, such as the trunk of a model or a row of its embedding, needs no slot: [`AlignedBuf::read_range`] reads any
 //! byte range of a [`DirectFile`] into memory of its own. Where direct reads are refused, reads go through the page cache, leave
 //! nothing in it, and add a [`Notice`] for the user.
@@ -66,6 +68,7 @@ mod layout;
 mod map;
 mod memory;
 mod notice;
+mod pack;
 mod page;
 mod platform;
 mod schedule;
@@ -85,6 +88,11 @@ pub use layout::{Drive, DriveId, ExpertId, Extent, FileId, Home, Layout, LayoutB
 pub use map::HugePages;
 pub use memory::{Fault, MemoryBackend};
 pub use notice::{Notice, Notices};
+pub use pack::{
+    BadChunk, CHECKSUM_CHUNK_BYTES, FileIdentity, MAX_CHECKSUM_CHUNK_BYTES, MAX_INDEX_BYTES, MAX_NAME_BYTES,
+    PACK_SUFFIX, PARTIAL_SUFFIX, PackContents, PackError, PackIndex, PackPhase, PackProgress, PackRange, PackReport,
+    PackShard, SAMPLES, free_bytes, sweep_partials, verify_pack, write_pack,
+};
 pub use page::PAGE_BYTES;
 pub use state::Landed;
 pub use stream::{Barrier, CHUNK_BYTES, LEASE_PATIENCE, StreamOptions, Streamer};

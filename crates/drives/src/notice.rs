@@ -4,6 +4,8 @@ use std::fmt;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 
+use crate::layout::ExpertId;
+
 /// One such thing.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
@@ -14,6 +16,13 @@ pub enum Notice {
         folder: PathBuf,
         /// The operating system's reason.
         reason: String,
+    },
+    /// Bytes of an expert differed from their checksum and were read again, this time rightly.
+    Corrupt {
+        /// The expert.
+        expert: ExpertId,
+        /// Files that gave wrong bytes, or none, at the second reading as well.
+        files: Vec<PathBuf>,
     },
 }
 
@@ -26,6 +35,21 @@ impl fmt::Display for Notice {
                  a file system such as ext4 or xfs allows direct reads",
                 folder.display()
             ),
+            Self::Corrupt { expert, files } if files.is_empty() => write!(
+                f,
+                "expert {expert}: found bytes that differ from their checksum and were right when read again; \
+                 check the cables and memory of this machine"
+            ),
+            Self::Corrupt { expert, files } => {
+                write!(f, "expert {expert}: found bytes that differ from their checksum in")?;
+                for file in files {
+                    write!(f, " {}", file.display())?;
+                }
+                write!(
+                    f,
+                    ", and read another copy; verify these files and place or fetch them again"
+                )
+            }
         }
     }
 }

@@ -1,4 +1,4 @@
-//! The few calls that differ between systems: opening past the page cache, leaving nothing in it, huge pages.
+//! The few calls that differ between systems: opening past the page cache, leaving nothing in it, reserving space, huge pages.
 
 #[cfg(target_os = "linux")]
 #[path = "platform/linux.rs"]
@@ -10,4 +10,4 @@ mod system;
 #[path = "platform/unix.rs"]
 mod system;
 
-pub(crate) use system::{advise_huge, drop_cached, make_buffered, open_direct};
+pub(crate) use system::{advise_huge, create_direct, drop_cached, make_buffered, open_direct, reserve};

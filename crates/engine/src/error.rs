@@ -10,6 +10,9 @@ pub enum Error {
     /// A read failed, or memory for reads cannot be had.
     #[error(transparent)]
     Drives(#[from] drives::Error),
+    /// The drives do not hold the model's experts, or hold something else.
+    #[error(transparent)]
+    Placement(#[from] crate::PlacementError),
     /// The compute threads cannot be started.
     #[error(transparent)]
     Threads(#[from] kernels::ThreadsError),

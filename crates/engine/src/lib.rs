@@ -6,6 +6,8 @@
 //! any number of sequences through the model, with each needed expert read once; prompts, decoding and batches are all
 //! passes. [`Engine::generate`] chooses tokens one after the other.
 //!
+//! A [`Placement`] says which drives hold experts; [`place`] puts them there, by a [`PlacePlan`].
+//!
 //! ```no_run
 //! use engine::{Cancel, Engine, Options, Request, Sampling};
 //! use std::ops::ControlFlow;
@@ -27,6 +29,7 @@ mod error;
 mod experts;
 mod generate;
 mod memory;
+mod placement;
 mod resident;
 mod sample;
 mod transcript;
@@ -40,5 +43,9 @@ pub use memory::{
     most_slot_bytes, peak_bytes, trunk_bytes,
 };
 pub use models::kimi_k3::{DEFAULT_MLA_EPS, state_bytes};
+pub use placement::{
+    ExpertSet, FolderReport, NamedDrive, Part, PlaceOptions, PlacePlan, PlaceProgress, PlaceReport, Placed, Placement,
+    PlacementError, PlanLine, place,
+};
 pub use sample::{Sampler, Sampling, greedy};
 pub use transcript::{Piece, Transcript};

@@ -7,6 +7,7 @@ use std::path::Path;
 
 use memmap2::{Advice, MmapMut};
 use rustix::fs::{self, Mode, OFlags};
+use rustix::io::Errno;
 
 const HUGE_PAGE_SETTING: &str = "/sys/kernel/mm/transparent_hugepage/enabled";
 
@@ -21,6 +22,24 @@ pub(crate) fn make_buffered(file: &File) -> io::Result<()> {
     fs::fcntl_setfl(file, fs::fcntl_getfl(file)? - OFlags::DIRECT)?;
     fs::fadvise(file, 0, None, fs::Advice::Random)?;
     Ok(())
+}
+
+/// Opens for writing past the page cache, and makes the file if it is not there; buffered where the file system refuses.
+pub(crate) fn create_direct(path: &Path) -> io::Result<File> {
+    let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::CLOEXEC;
+    let mode = Mode::from_raw_mode(0o644);
+    match fs::open(path, flags | OFlags::DIRECT, mode) {
+        Err(Errno::INVAL) => Ok(File::from(fs::open(path, flags, mode)?)),
+        outcome => Ok(File::from(outcome?)),
+    }
+}
+
+/// Gives an empty file `len` bytes of the disk, where the file system can.
+pub(crate) fn reserve(file: &File, len: u64) -> io::Result<()> {
+    match fs::fallocate(file, fs::FallocateFlags::empty(), 0, len) {
+        Err(Errno::OPNOTSUPP | Errno::NOSYS) => file.set_len(len),
+        outcome => Ok(outcome?),
+    }
 }
 
 /// Drops the cached pages of a range. The range is whole pages; the cache may keep them all the same.

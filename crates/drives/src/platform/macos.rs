@@ -19,6 +19,18 @@ pub(crate) fn make_buffered(file: &File) -> io::Result<()> {
     Ok(fs::fcntl_nocache(file, false)?)
 }
 
+/// Opens for writing past the unified buffer cache, and makes the file if it is not there.
+pub(crate) fn create_direct(path: &Path) -> io::Result<File> {
+    let file = File::options().write(true).create(true).truncate(false).open(path)?;
+    fs::fcntl_nocache(&file, true)?;
+    Ok(file)
+}
+
+/// Gives an empty file its length. The disk's space is taken as it is written.
+pub(crate) fn reserve(file: &File, len: u64) -> io::Result<()> {
+    file.set_len(len)
+}
+
 /// macOS has no call for this.
 pub(crate) fn drop_cached(_file: &File, _offset: u64, _len: u64) {}
 

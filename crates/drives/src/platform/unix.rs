@@ -17,6 +17,17 @@ pub(crate) fn make_buffered(_file: &File) -> io::Result<()> {
     Ok(())
 }
 
+/// Opens for writing buffered, and makes the file if it is not there.
+pub(crate) fn create_direct(path: &Path) -> io::Result<File> {
+    let file = File::options().write(true).create(true).truncate(false).open(path)?;
+    Ok(file)
+}
+
+/// Gives an empty file its length. The disk's space is taken as it is written.
+pub(crate) fn reserve(file: &File, len: u64) -> io::Result<()> {
+    file.set_len(len)
+}
+
 /// No common call for this.
 pub(crate) fn drop_cached(_file: &File, _offset: u64, _len: u64) {}
 
