@@ -66,13 +66,17 @@ mod layout;
 mod map;
 mod memory;
 mod notice;
+mod open;
 mod page;
 mod platform;
+mod reads;
 mod schedule;
 mod state;
 mod stream;
 mod threads;
 mod tickets;
+#[cfg(target_os = "linux")]
+mod uring;
 
 pub use arena::{Arena, SlotLease, Window};
 pub use backend::{Backend, Completion, ReadRequest, Ticket};
@@ -85,7 +89,11 @@ pub use layout::{Drive, DriveId, ExpertId, Extent, FileId, Home, Layout, LayoutB
 pub use map::HugePages;
 pub use memory::{Fault, MemoryBackend};
 pub use notice::{Notice, Notices};
+pub use open::open_best;
 pub use page::PAGE_BYTES;
+pub use reads::{RawLanding, RawReads};
 pub use state::Landed;
 pub use stream::{Barrier, CHUNK_BYTES, LEASE_PATIENCE, StreamOptions, Streamer};
 pub use threads::{DEFAULT_DEPTH, ThreadBackend};
+#[cfg(target_os = "linux")]
+pub use uring::UringBackend;
