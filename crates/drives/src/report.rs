@@ -19,6 +19,9 @@ const MOST_FILES: usize = 16;
 const MOST_ENTRIES: usize = 20_000;
 const DEEPEST: usize = 3;
 
+/// Unit of the space that a file takes, as stat(2) tells it.
+const BLOCK_BYTES: u64 = 512;
+
 /// Most bytes of a file that are measured with. An expert, which the file stands for here, is no larger.
 const MOST_BYTES: u64 = (u32::MAX as u64) - PAGE_BYTES as u64;
 
@@ -171,7 +174,9 @@ fn largest_files(folders: &[PathBuf], device: u64) -> Vec<(u64, PathBuf)> {
                 continue;
             }
             let Ok(found) = std::fs::metadata(&path) else { continue };
-            if found.is_file() && found.dev() == device && found.len() >= CHUNK_SIZES[0] as u64 {
+            // Reading holes says nothing about a drive.
+            let dense = found.blocks() * BLOCK_BYTES > found.len() / 2;
+            if found.is_file() && dense && found.dev() == device && found.len() >= CHUNK_SIZES[0] as u64 {
                 files.push((found.len(), path));
             }
         }
@@ -198,8 +203,9 @@ mod tests {
             ("a/b/second", least + 7),
             ("a/b/c/d/deep", 9 * least),
         ] {
-            std::fs::File::create(at(name)).unwrap().set_len(len).unwrap();
+            std::fs::write(at(name), vec![1; len as usize]).unwrap();
         }
+        std::fs::File::create(at("hole")).unwrap().set_len(100 * least).unwrap();
         std::os::unix::fs::symlink(at("first"), at("a/link")).unwrap();
         std::os::unix::fs::symlink(folder.path(), at("a/loop")).unwrap();
         std::os::unix::fs::symlink("/dev/zero", at("a/zero")).unwrap();

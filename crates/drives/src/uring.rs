@@ -381,6 +381,10 @@ impl Drop for UringBackend {
             }
             landed.clear();
         }
+        // The kernel takes a closed ring apart at its leisure, and until then a drive could not be unmounted. What fails here
+        // is done then.
+        let _ = self.ring.submitter().unregister_files();
+        let _ = self.ring.submitter().unregister_buffers();
     }
 }
 

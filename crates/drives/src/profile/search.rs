@@ -13,6 +13,9 @@ const SHARED_BELOW: f64 = 0.85;
 /// Shortest time of a probe. A few reads of a fast drive.
 const MIN_PROBE: Duration = Duration::from_millis(6);
 
+/// Shortest time of a probe of several drives. Longer, since one late thread spoils it for all.
+const MIN_WIDE_PROBE: Duration = Duration::from_millis(25);
+
 /// A probe lasts as long as the drive takes to deliver this many times what is in flight: the first fill is not counted.
 const FILLS: f64 = 3.0;
 
@@ -28,8 +31,12 @@ pub(super) const MAX_IN_FLIGHT: usize = 16 << 20;
 /// Depth at which chunks are compared.
 const BASE_DEPTH: usize = 4;
 
-/// Parts of the budget: for each drive alone, and for all together. The rest is for pairs.
-const ALONE_PART: f64 = 0.6;
+/// Depth of a drive that is too slow to compare any: two keep it busy while the next read is decided.
+const UNSETTLED_DEPTH: usize = 2;
+
+/// Parts of the budget: for the search on each drive, for a second look at each, and for all together. The rest is for pairs.
+const ALONE_PART: f64 = 0.5;
+const AGAIN_PART: f64 = 0.15;
 const TOGETHER_PART: f64 = 0.2;
 
 /// What one drive does during a probe.
@@ -67,33 +74,47 @@ pub(super) struct Found {
 /// Measures each drive alone, then all together, then pairs where together is less. It ends near `budget`.
 pub(super) fn search(rig: &mut impl Rig, budget: Duration) -> Found {
     let drives = rig.drives();
+    let part = |from: f64, part: f64, drive: usize| budget.mul_f64(from + part * (drive + 1) as f64 / drives as f64);
+    let first = |drive| alone(rig, drive, part(0.0, ALONE_PART, drive));
+    let firsts: Vec<Option<Alone>> = (0..drives).map(first).collect();
+    // A ceiling is the most that a drive gives: a second look at another time corrects a first one that was disturbed.
     let mut speeds: Vec<Option<DriveSpeed>> = Vec::with_capacity(drives);
-    for drive in 0..drives {
-        let until = budget.mul_f64(ALONE_PART * (drive + 1) as f64 / drives as f64);
-        speeds.push(alone(rig, drive, until));
+    for (drive, first) in firsts.into_iter().enumerate() {
+        let until = part(ALONE_PART, AGAIN_PART, drive);
+        speeds.push(first.map(|first| look_again(rig, drive, first, until)));
     }
-    let until = budget.mul_f64(ALONE_PART + TOGETHER_PART);
+    let until = budget.mul_f64(ALONE_PART + AGAIN_PART + TOGETHER_PART);
     let everyone: Vec<usize> = (0..drives).filter(|&drive| speeds[drive].is_some()).collect();
     if everyone.len() > 1 {
-        let rates = at_once(rig, &speeds, &everyone, until);
-        for (&drive, rate) in everyone.iter().zip(rates) {
-            if let (Some(speed), Some(rate)) = (&mut speeds[drive], rate) {
-                speed.together = rate;
-            }
+        speeds.iter_mut().flatten().for_each(|speed| speed.together = 0.0);
+        book_together(rig, &mut speeds, &everyone, until);
+        // Noise only ever takes away: what looks slowed is looked at twice.
+        if !slowed(&speeds).is_empty() && until.saturating_sub(rig.elapsed()) > MIN_WIDE_PROBE {
+            book_together(rig, &mut speeds, &everyone, until);
         }
     }
-    let groups = groups(rig, &speeds, &everyone, budget);
+    // A drive that failed just now has only been seen alone.
+    for speed in speeds.iter_mut().flatten().filter(|speed| speed.together == 0.0) {
+        speed.together = speed.alone;
+    }
+    let groups = groups(rig, &speeds, budget);
     Found { speeds, groups }
 }
 
+/// What the search on one drive found.
+struct Alone {
+    speed: DriveSpeed,
+    /// Whether a chunk size was found before the time was over.
+    settled: bool,
+}
+
 /// The drive's ceiling and its best setting, by climbing from small chunks to large ones and then comparing depths.
-fn alone(rig: &mut impl Rig, drive: usize, until: Duration) -> Option<DriveSpeed> {
+fn alone(rig: &mut impl Rig, drive: usize, until: Duration) -> Option<Alone> {
     let load = |chunk, depth| Load { drive, chunk, depth };
-    let smallest = load(CHUNK_SIZES[0], 1);
     // One read tells how long further probes take.
-    let mut ceiling = rig.run(&[smallest], Duration::ZERO).remove(0)?;
-    let mut best = smallest;
-    let mut reached = 0.0;
+    let pilot = rig.run(&[load(CHUNK_SIZES[0], 1)], Duration::ZERO).remove(0)?;
+    let mut best = load(CHUNK_SIZES[0], UNSETTLED_DEPTH);
+    let (mut ceiling, mut reached) = (pilot, 0.0);
     for chunk in CHUNK_SIZES {
         let Some(rate) = median(rig, load(chunk, BASE_DEPTH), ceiling, until) else {
             break;
@@ -101,46 +122,70 @@ fn alone(rig: &mut impl Rig, drive: usize, until: Duration) -> Option<DriveSpeed
         let gain = rate > reached * (1.0 + FLAT);
         let hasty = (best.chunk as f64) < rate * MIN_READ.as_secs_f64();
         ceiling = ceiling.max(rate);
-        if gain || hasty {
-            (best, reached) = (load(chunk, BASE_DEPTH), rate);
-        } else {
+        if !(gain || hasty) {
             break;
         }
+        (best, reached) = (load(chunk, BASE_DEPTH), rate);
     }
-    if reached == 0.0 {
-        return Some(speed(smallest, ceiling));
+    let settled = reached > 0.0;
+    if settled {
+        best.depth = best_depth(rig, best, reached, &mut ceiling, until);
     }
-    let (lower, higher): (Vec<usize>, Vec<usize>) = DEPTHS
-        .iter()
-        .filter(|&&depth| depth != BASE_DEPTH)
-        .partition(|&&depth| depth < BASE_DEPTH);
-    for depth in lower.into_iter().rev() {
-        match median(rig, load(best.chunk, depth), ceiling, until) {
-            Some(rate) if rate >= reached * (1.0 - FLAT) => best.depth = depth,
+    Some(Alone {
+        speed: DriveSpeed {
+            alone: ceiling,
+            together: ceiling,
+            chunk_bytes: best.chunk,
+            depth: best.depth,
+        },
+        settled,
+    })
+}
+
+/// The smallest depth that reaches what the base depth `reached`, or a larger one that gains.
+fn best_depth(rig: &mut impl Rig, base: Load, reached: f64, ceiling: &mut f64, until: Duration) -> usize {
+    let mut best = base.depth;
+    for &depth in DEPTHS.iter().rev().filter(|&&depth| depth < base.depth) {
+        match median(rig, Load { depth, ..base }, *ceiling, until) {
+            Some(rate) if rate >= reached * (1.0 - FLAT) => best = depth,
             _ => break,
         }
     }
-    if best.depth == BASE_DEPTH {
-        for depth in higher {
-            match median(rig, load(best.chunk, depth), ceiling, until) {
-                Some(rate) if rate > reached * (1.0 + FLAT) => {
-                    best.depth = depth;
-                    ceiling = ceiling.max(rate);
-                }
-                _ => break,
-            }
+    if best < base.depth {
+        return best;
+    }
+    let mut reached = reached;
+    for &depth in DEPTHS.iter().filter(|&&depth| depth > base.depth) {
+        match median(rig, Load { depth, ..base }, *ceiling, until) {
+            Some(rate) if rate > reached * (1.0 + FLAT) => (best, reached) = (depth, rate),
+            _ => break,
         }
     }
-    Some(speed(best, ceiling))
+    *ceiling = ceiling.max(reached);
+    best
 }
 
-fn speed(load: Load, rate: f64) -> DriveSpeed {
-    DriveSpeed {
-        alone: rate,
-        together: rate,
-        chunk_bytes: load.chunk,
-        depth: load.depth,
+/// Searches again on a drive that the time was too short for, and looks at the ceiling of another once more.
+fn look_again(rig: &mut impl Rig, drive: usize, first: Alone, until: Duration) -> DriveSpeed {
+    let mut speed = first.speed;
+    if !first.settled {
+        if let Some(Alone { speed: second, settled }) = alone(rig, drive, until) {
+            let most = second.alone.max(speed.alone);
+            if settled {
+                speed = second;
+            }
+            (speed.alone, speed.together) = (most, most);
+        }
+        return speed;
     }
+    let load = Load {
+        drive,
+        chunk: speed.chunk_bytes,
+        depth: speed.depth,
+    };
+    let most = median(rig, load, speed.alone, until).map_or(speed.alone, |again| again.max(speed.alone));
+    (speed.alone, speed.together) = (most, most);
+    speed
 }
 
 /// The middle rate of several probes; of one, when the time does not allow more. `None` when it allows none.
@@ -172,10 +217,11 @@ fn middle(mut rates: Vec<f64>) -> Option<f64> {
     rates.get(rates.len() / 2).copied()
 }
 
-/// Rates of several drives at once, each with its own best setting: the middle of as many probes as fit, at least one.
-fn at_once(rig: &mut impl Rig, speeds: &[Option<DriveSpeed>], drives: &[usize], until: Duration) -> Vec<Option<f64>> {
+/// Reads several drives at once, each with its own best setting, and books the middle of as many probes as fit, at least one, where
+/// that is more than what is booked already.
+fn book_together(rig: &mut impl Rig, speeds: &mut [Option<DriveSpeed>], drives: &[usize], until: Duration) {
     let loads = loads(speeds, drives);
-    let time = shared_time(speeds, drives);
+    let time = wide_probe_time(speeds, drives);
     let mut rates: Vec<Vec<f64>> = vec![Vec::new(); drives.len()];
     for repeat in 0..REPEATS {
         if repeat > 0 && until.saturating_sub(rig.elapsed()) < time {
@@ -185,7 +231,20 @@ fn at_once(rig: &mut impl Rig, speeds: &[Option<DriveSpeed>], drives: &[usize], 
             rates[place].extend(rate);
         }
     }
-    rates.into_iter().map(middle).collect()
+    for (&drive, rates) in drives.iter().zip(rates) {
+        if let (Some(speed), Some(rate)) = (&mut speeds[drive], middle(rates)) {
+            speed.together = speed.together.max(rate);
+            speed.alone = speed.alone.max(rate);
+        }
+    }
+}
+
+/// Drives that give clearly less together than alone.
+fn slowed(speeds: &[Option<DriveSpeed>]) -> Vec<usize> {
+    let slow = |speed: &DriveSpeed| speed.together < SHARED_BELOW * speed.alone;
+    (0..speeds.len())
+        .filter(|&drive| speeds[drive].as_ref().is_some_and(slow))
+        .collect()
 }
 
 fn loads(speeds: &[Option<DriveSpeed>], drives: &[usize]) -> Vec<Load> {
@@ -200,17 +259,22 @@ fn loads(speeds: &[Option<DriveSpeed>], drives: &[usize]) -> Vec<Load> {
 }
 
 /// Time in which the slowest of some drives delivers its fills.
-fn shared_time(speeds: &[Option<DriveSpeed>], drives: &[usize]) -> Duration {
+fn wide_probe_time(speeds: &[Option<DriveSpeed>], drives: &[usize]) -> Duration {
     let of = |&drive: &usize| {
         let speed = speeds[drive].as_ref()?;
         Some(probe_time((speed.chunk_bytes * speed.depth) as f64, speed.alone))
     };
-    drives.iter().filter_map(of).max().unwrap_or(MIN_PROBE)
+    drives
+        .iter()
+        .filter_map(of)
+        .max()
+        .unwrap_or_default()
+        .max(MIN_WIDE_PROBE)
 }
 
 /// Drives that share a bottleneck: parts of one disk, and pairs that slow each other down. Slowed drives that no pair explains, or
 /// whose pairs the time does not allow, are one group: only all of them together reach their limit.
-fn groups(rig: &mut impl Rig, speeds: &[Option<DriveSpeed>], everyone: &[usize], until: Duration) -> Vec<Vec<usize>> {
+fn groups(rig: &mut impl Rig, speeds: &[Option<DriveSpeed>], until: Duration) -> Vec<Vec<usize>> {
     let mut group: Vec<usize> = (0..speeds.len()).collect();
     let join = |group: &mut Vec<usize>, a: usize, b: usize| {
         let (from, to) = (group[a].max(group[b]), group[a].min(group[b]));
@@ -226,18 +290,13 @@ fn groups(rig: &mut impl Rig, speeds: &[Option<DriveSpeed>], everyone: &[usize],
         }
     }
     let alone = |drive: usize| speeds[drive].as_ref().map_or(0.0, |speed| speed.alone);
-    let together = |drive: usize| speeds[drive].as_ref().map_or(0.0, |speed| speed.together);
-    let slowed: Vec<usize> = everyone
-        .iter()
-        .copied()
-        .filter(|&drive| together(drive) < SHARED_BELOW * alone(drive))
-        .collect();
+    let slowed = slowed(speeds);
     for (a, b) in pairs(&slowed) {
         let pair = [a, b];
-        if group[a] == group[b] || until.saturating_sub(rig.elapsed()) < shared_time(speeds, &pair) {
+        if group[a] == group[b] || until.saturating_sub(rig.elapsed()) < wide_probe_time(speeds, &pair) {
             continue;
         }
-        let rates = rig.run(&loads(speeds, &pair), shared_time(speeds, &pair));
+        let rates = rig.run(&loads(speeds, &pair), wide_probe_time(speeds, &pair));
         let sum: f64 = rates.iter().flatten().sum();
         if sum < SHARED_BELOW * (alone(a) + alone(b)) {
             join(&mut group, a, b);
@@ -385,7 +444,7 @@ mod tests {
         let mut rig = model(&[spec(1_000.0, 1.0)], &[]);
         let found = search(&mut rig, BUDGET);
         assert_eq!(settings(&found), [(512, 1)]);
-        assert!(rig.runs <= 1 + 4 * REPEATS, "{} probes", rig.runs);
+        assert!(rig.runs <= 1 + 5 * REPEATS, "{} probes", rig.runs);
     }
 
     #[test]
