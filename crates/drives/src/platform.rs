@@ -14,6 +14,7 @@ pub(crate) use system::{advise_huge, block_device, drop_cached, make_buffered, m
 
 /// What the system tells about a block device.
 #[derive(Debug, Default, PartialEq, Eq)]
+#[cfg_attr(not(target_os = "linux"), allow(dead_code, reason = "only Linux tells"))]
 pub(crate) struct BlockDevice {
     pub(crate) name: String,
     /// The disk that the device is a part of, or the device itself.
@@ -25,6 +26,7 @@ pub(crate) struct BlockDevice {
 
 /// What the system tells about the file system that a folder is in.
 #[derive(Debug, PartialEq, Eq)]
+#[cfg_attr(not(target_os = "linux"), allow(dead_code, reason = "only Linux tells"))]
 pub(crate) struct Mount {
     pub(crate) file_system: String,
     /// The device, server or whatever else is mounted.

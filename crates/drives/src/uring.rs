@@ -157,11 +157,6 @@ impl UringBackend {
         })
     }
 
-    /// Whether the arena is registered with the kernel.
-    pub fn is_memory_registered(&self) -> bool {
-        self.memory.is_some()
-    }
-
     /// Moves waiting reads into the submission queue, as far as there is room.
     fn enqueue(&mut self, done: &mut Vec<Completion>) {
         if !self.listening {

@@ -451,6 +451,23 @@ fn reads_into_memory_that_is_not_registered_are_right_too() {
 }
 
 #[test]
+fn the_best_back_end_is_io_uring_where_it_works() {
+    let folder = tempfile::tempdir().unwrap();
+    let world = world_of(&[100_000]);
+    let layout = world.on_disk(folder.path());
+    let (arena, notices) = (arena(&layout, 2), Notices::default());
+    let works = on_files(Kind::Uring, &layout, &arena, &notices).is_some();
+    let clock = Arc::new(MonotonicClock::new());
+    let best = open_best(&layout, &arena, &[3], clock, &notices).unwrap();
+    assert_eq!(best.describe().starts_with("io_uring"), works);
+    let drive = layout.drive_ids().next().unwrap();
+    assert_eq!(best.depth(drive), 3);
+    let mut reads = RawReads::new(best, Arc::clone(&layout), arena);
+    assert!(reads.start(files(&world, &layout)[0], 0, 100_000));
+    finish(&mut reads).iter().for_each(check);
+}
+
+#[test]
 fn streams_are_the_same_through_any_back_end() {
     let world = World::row(40, 300_000);
     each(&ON_DISK, |kind, folder| {
