@@ -37,10 +37,10 @@ const VERSION: u32 = 1;
 const MAX_PROFILE_BYTES: u64 = 1 << 20;
 
 /// A rate above this many bytes per second is no drive's.
-const MAX_RATE: f64 = 1e13;
+const MAX_RATE: u64 = 10_000_000_000_000;
 
 /// The drives of a layout, measured.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Profile {
     version: u32,
@@ -56,7 +56,7 @@ pub struct Profile {
 }
 
 /// One drive of a [`Profile`].
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct DriveProfile {
     /// The device.
@@ -68,13 +68,13 @@ pub struct DriveProfile {
 }
 
 /// How fast a drive is and how it likes to be read.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct DriveSpeed {
     /// Bytes per second when only this drive is read.
-    pub alone: f64,
+    pub alone: u64,
     /// Bytes per second when all drives are read.
-    pub together: f64,
+    pub together: u64,
     /// The smallest chunk of [`CHUNK_SIZES`] that reaches the ceiling and is not too hasty for the processor.
     pub chunk_bytes: usize,
     /// The smallest depth of [`DEPTHS`] that reaches the ceiling with such chunks.
@@ -224,7 +224,7 @@ impl Profile {
     }
 
     /// Bytes per second that all measured drives together give.
-    pub fn sum_together(&self) -> f64 {
+    pub fn sum_together(&self) -> u64 {
         let speeds = self.drives.iter().filter_map(|drive| drive.speed.as_ref());
         speeds.map(|speed| speed.together).sum()
     }
@@ -239,7 +239,7 @@ impl Profile {
 
 impl DriveSpeed {
     fn check(&self) -> std::result::Result<(), String> {
-        let rate = |rate: f64| rate > 0.0 && rate < MAX_RATE;
+        let rate = |rate: u64| rate > 0 && rate < MAX_RATE;
         if !rate(self.alone) || !rate(self.together) {
             return Err(format!(
                 "rates of {} and {} bytes per second",
@@ -309,8 +309,8 @@ mod tests {
         let drive = |number| DriveProfile {
             device: device(number),
             speed: Some(DriveSpeed {
-                alone: 7.1e9,
-                together: 6.9e9 + 0.1,
+                alone: 7_100_000_000,
+                together: 6_900_000_001,
                 chunk_bytes: 1 << 20,
                 depth: 4,
             }),
@@ -397,9 +397,9 @@ mod tests {
             "{}".into(),
             good[..good.len() - 1].into(),
             spoil("\"version\":1", "\"version\":2"),
-            spoil("7100000000.0", "0"),
-            spoil("7100000000.0", "-5"),
-            spoil("7100000000.0", "1e300"),
+            spoil("7100000000", "0"),
+            spoil("7100000000", "-5"),
+            spoil("7100000000", "71000000000000000"),
             spoil("1048576", "1048577"),
             spoil("\"depth\":4", "\"depth\":4000000"),
             spoil("[[0,2]]", "[[0,3]]"),

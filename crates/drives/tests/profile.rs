@@ -59,7 +59,7 @@ fn a_drive_is_measured_in_time_and_only_read() {
     assert!(took < 10 * MEASURE_BUDGET, "{took:?}");
     assert_eq!(state(folder.path()), before);
     let speed = profile.drives[0].speed.as_ref().unwrap();
-    assert!(speed.alone > 1e6 && speed.alone < 1e12, "{speed:?}");
+    assert!(speed.alone > 1_000_000 && speed.alone < 1_000_000_000_000, "{speed:?}");
     assert!(CHUNK_SIZES.contains(&speed.chunk_bytes) && DEPTHS.contains(&speed.depth));
     assert!(profile.groups.is_empty() && profile.drives[0].problem.is_none());
     assert_eq!(profile.sum_together(), speed.together);

@@ -86,7 +86,7 @@ pub(super) fn search(rig: &mut impl Rig, budget: Duration) -> Found {
     let until = budget.mul_f64(ALONE_PART + AGAIN_PART + TOGETHER_PART);
     let everyone: Vec<usize> = (0..drives).filter(|&drive| speeds[drive].is_some()).collect();
     if everyone.len() > 1 {
-        speeds.iter_mut().flatten().for_each(|speed| speed.together = 0.0);
+        speeds.iter_mut().flatten().for_each(|speed| speed.together = 0);
         book_together(rig, &mut speeds, &everyone, until);
         // Noise only ever takes away: what looks slowed is looked at twice.
         if !slowed(&speeds).is_empty() && until.saturating_sub(rig.elapsed()) > MIN_WIDE_PROBE {
@@ -94,7 +94,7 @@ pub(super) fn search(rig: &mut impl Rig, budget: Duration) -> Found {
         }
     }
     // A drive that failed just now has only been seen alone.
-    for speed in speeds.iter_mut().flatten().filter(|speed| speed.together == 0.0) {
+    for speed in speeds.iter_mut().flatten().filter(|speed| speed.together == 0) {
         speed.together = speed.alone;
     }
     let groups = groups(rig, &speeds, budget);
@@ -133,8 +133,8 @@ fn alone(rig: &mut impl Rig, drive: usize, until: Duration) -> Option<Alone> {
     }
     Some(Alone {
         speed: DriveSpeed {
-            alone: ceiling,
-            together: ceiling,
+            alone: ceiling as u64,
+            together: ceiling as u64,
             chunk_bytes: best.chunk,
             depth: best.depth,
         },
@@ -183,7 +183,8 @@ fn look_again(rig: &mut impl Rig, drive: usize, first: Alone, until: Duration) -
         chunk: speed.chunk_bytes,
         depth: speed.depth,
     };
-    let most = median(rig, load, speed.alone, until).map_or(speed.alone, |again| again.max(speed.alone));
+    let again = median(rig, load, speed.alone as f64, until).map_or(0, |again| again as u64);
+    let most = again.max(speed.alone);
     (speed.alone, speed.together) = (most, most);
     speed
 }
@@ -233,15 +234,15 @@ fn book_together(rig: &mut impl Rig, speeds: &mut [Option<DriveSpeed>], drives: 
     }
     for (&drive, rates) in drives.iter().zip(rates) {
         if let (Some(speed), Some(rate)) = (&mut speeds[drive], middle(rates)) {
-            speed.together = speed.together.max(rate);
-            speed.alone = speed.alone.max(rate);
+            speed.together = speed.together.max(rate as u64);
+            speed.alone = speed.alone.max(rate as u64);
         }
     }
 }
 
 /// Drives that give clearly less together than alone.
 fn slowed(speeds: &[Option<DriveSpeed>]) -> Vec<usize> {
-    let slow = |speed: &DriveSpeed| speed.together < SHARED_BELOW * speed.alone;
+    let slow = |speed: &DriveSpeed| (speed.together as f64) < SHARED_BELOW * speed.alone as f64;
     (0..speeds.len())
         .filter(|&drive| speeds[drive].as_ref().is_some_and(slow))
         .collect()
@@ -262,7 +263,7 @@ fn loads(speeds: &[Option<DriveSpeed>], drives: &[usize]) -> Vec<Load> {
 fn wide_probe_time(speeds: &[Option<DriveSpeed>], drives: &[usize]) -> Duration {
     let of = |&drive: &usize| {
         let speed = speeds[drive].as_ref()?;
-        Some(probe_time((speed.chunk_bytes * speed.depth) as f64, speed.alone))
+        Some(probe_time((speed.chunk_bytes * speed.depth) as f64, speed.alone as f64))
     };
     drives
         .iter()
@@ -289,7 +290,7 @@ fn groups(rig: &mut impl Rig, speeds: &[Option<DriveSpeed>], until: Duration) ->
             join(&mut group, a, b);
         }
     }
-    let alone = |drive: usize| speeds[drive].as_ref().map_or(0.0, |speed| speed.alone);
+    let alone = |drive: usize| speeds[drive].as_ref().map_or(0.0, |speed| speed.alone as f64);
     let slowed = slowed(speeds);
     for (a, b) in pairs(&slowed) {
         let pair = [a, b];
@@ -406,8 +407,8 @@ mod tests {
         speeds.map(|speed| (speed.chunk_bytes >> 10, speed.depth)).collect()
     }
 
-    fn close(found: f64, expected_mb: f64) {
-        let expected = expected_mb * MB;
+    fn close(found: u64, expected_mb: f64) {
+        let (found, expected) = (found as f64, expected_mb * MB);
         assert!((found - expected).abs() < 0.04 * expected, "{found} against {expected}");
     }
 
@@ -466,7 +467,7 @@ mod tests {
         ];
         let found = search(&mut model(&drives, &[(&[1, 3], 7_000.0)]), BUDGET);
         assert_eq!(found.groups, [[1, 3]]);
-        let sum: f64 = [1, 3]
+        let sum: u64 = [1, 3]
             .map(|drive: usize| found.speeds[drive].as_ref().unwrap().together)
             .iter()
             .sum();
