@@ -15,6 +15,18 @@ pub enum Notice {
         /// The operating system's reason.
         reason: String,
     },
+    /// This drive failed several reads in a row. It is asked only for what no other drive holds, until a read succeeds.
+    DriveOut {
+        /// The drive's name: its first folder.
+        drive: String,
+        /// The last failure.
+        reason: String,
+    },
+    /// A drive that was out has delivered again and is read as before.
+    DriveBack {
+        /// The drive's name: its first folder.
+        drive: String,
+    },
 }
 
 impl fmt::Display for Notice {
@@ -26,6 +38,11 @@ impl fmt::Display for Notice {
                  a file system such as ext4 or xfs allows direct reads",
                 folder.display()
             ),
+            Self::DriveOut { drive, reason } => write!(
+                f,
+                "drive {drive} keeps failing and is read only where no other copy exists, which is slower: {reason}"
+            ),
+            Self::DriveBack { drive } => write!(f, "drive {drive} delivers again and is read as before"),
         }
     }
 }
