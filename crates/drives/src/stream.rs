@@ -229,6 +229,25 @@ impl Streamer {
         }
     }
 
+    /// Waits until no read is in flight: those of hints and of dropped barriers too. Then the books say what became of each byte.
+    pub fn wait_for_reads(&mut self) {
+        loop {
+            let state = self.shared.lock();
+            match &mut self.driver {
+                Driver::Thread(_) if state.in_flight() == 0 || state.stopped => return,
+                Driver::Thread(_) => drop(self.shared.wait(state, None)),
+                Driver::Inline(pump) => {
+                    drop(state);
+                    pump.issue();
+                    if self.shared.lock().in_flight() == 0 {
+                        return;
+                    }
+                    pump.reap();
+                }
+            }
+        }
+    }
+
     /// Sums since the start.
     pub fn counters(&self) -> Counters {
         self.shared.lock().counters
