@@ -203,7 +203,7 @@ impl Job {
         there.sort_unstable_by_key(|range| range.start);
         let (mut from, end) = (0, self.landed as usize);
         let mut gaps = Vec::with_capacity(there.len() + 1);
-        for range in there.into_iter().chain([end..end]) {
+        for range in there.into_iter().chain(std::iter::once(end..end)) {
             gaps.push(from..range.start);
             from = range.end;
         }
@@ -217,4 +217,130 @@ impl Job {
 
 fn pages(piece: &Piece) -> Range<usize> {
     piece.slot_start..piece.slot_start + piece.len
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+    use crate::arena::Arena;
+    use crate::page::PAGE_BYTES;
+
+    const PIECES: usize = 3;
+
+    /// A job of three pieces of a page, and an arena of two slots.
+    fn job() -> (Arc<Arena>, Job) {
+        let arena = Arena::new(2 * PIECES * PAGE_BYTES, PIECES * PAGE_BYTES).unwrap();
+        let expert = ExpertId { layer: 0, expert: 0 };
+        let device_bytes = (PIECES * PAGE_BYTES) as u64;
+        let mut job = Job::new(BarrierId(0), ReadClass::Demand, expert, device_bytes, 0);
+        job.give_slot(Side::First, arena.take().unwrap());
+        (arena, job)
+    }
+
+    fn piece(nth: usize) -> Piece {
+        Piece {
+            extent: 0,
+            slot_start: nth * PAGE_BYTES,
+            len: PAGE_BYTES,
+            start: (nth * PAGE_BYTES) as u64,
+            bytes: PAGE_BYTES as u64,
+        }
+    }
+
+    /// Lets a read write its piece's number, or garbage, and end.
+    fn end(job: &mut Job, side: Side, nth: usize, mut window: Window, ok: bool) -> Option<Landing> {
+        window.bytes_mut().fill(if ok { nth as u8 } else { 0xEE });
+        job.take_back(side, window);
+        ok.then(|| job.land(side, &piece(nth)))
+    }
+
+    fn shown(slot: Slot) -> Vec<u8> {
+        let range = 0..PIECES * PAGE_BYTES;
+        let lease = slot.into_lease(Box::new([range]));
+        lease.extent(0).chunks(PAGE_BYTES).map(|page| page[7]).collect()
+    }
+
+    fn contend(arena: &Arc<Arena>, job: &mut Job, nth: usize) -> Window {
+        assert!(job.may_contest(&piece(nth)));
+        if !job.has_second_slot() {
+            job.give_slot(Side::Second, arena.take().unwrap());
+        }
+        job.contend(piece(nth), &[]);
+        assert!(!job.may_contest(&piece(nth)), "two reads are enough");
+        job.lend(Side::Second, &piece(nth)).unwrap()
+    }
+
+    #[test]
+    fn the_second_read_wins_and_the_rest_is_copied() {
+        let (arena, mut job) = job();
+        let windows = [0, 1, 2].map(|nth| job.lend(Side::First, &piece(nth)).unwrap());
+        let [first, late, last] = windows;
+        assert_eq!(end(&mut job, Side::First, 0, first, true), Some(Landing::New));
+        let second = contend(&arena, &mut job, 1);
+        assert_eq!(end(&mut job, Side::First, 2, last, true), Some(Landing::New));
+        assert!(job.take_filled().is_none());
+        assert_eq!(end(&mut job, Side::Second, 1, second, true), Some(Landing::New));
+        let filled = job.take_filled().unwrap();
+        let mut rest = job.into_rest().unwrap();
+        assert!(!rest.is_still(), "the late read still owns its window");
+        assert_eq!(shown(filled), [0, 1, 2]);
+        rest.take_back(late);
+        assert!(rest.is_still());
+    }
+
+    #[test]
+    fn a_first_slot_that_is_still_is_preferred_and_completed() {
+        let (arena, mut job) = job();
+        let [first, late, last] = [0, 1, 2].map(|nth| job.lend(Side::First, &piece(nth)).unwrap());
+        end(&mut job, Side::First, 0, first, true);
+        let second = contend(&arena, &mut job, 1);
+        end(&mut job, Side::Second, 1, second, true);
+        // The late read ends badly after all: its page is garbage.
+        end(&mut job, Side::First, 1, late, false);
+        let file = crate::LayoutBuilder::new().virtual_file(crate::layout::DriveId::at(0), "f", 1);
+        assert_eq!(job.fail(&piece(1), file, Vec::new()), Failure::Covered);
+        end(&mut job, Side::First, 2, last, true);
+        assert_eq!(shown(job.take_filled().unwrap()), [0, 1, 2]);
+    }
+
+    #[test]
+    fn while_reads_write_to_both_slots_nothing_is_handed_out() {
+        let (arena, mut job) = job();
+        let [one, two, three] = [0, 1, 2].map(|nth| job.lend(Side::First, &piece(nth)).unwrap());
+        end(&mut job, Side::First, 0, one, true);
+        let (second, third) = (contend(&arena, &mut job, 1), contend(&arena, &mut job, 2));
+        assert_eq!(end(&mut job, Side::First, 1, two, true), Some(Landing::New));
+        assert_eq!(end(&mut job, Side::Second, 2, third, true), Some(Landing::New));
+        assert_eq!(job.missing, 0);
+        assert!(job.take_filled().is_none());
+        assert_eq!(end(&mut job, Side::Second, 1, second, true), Some(Landing::Again));
+        // Piece 2 is on the second side only, the others on the first too.
+        assert_eq!(shown(job.take_filled().unwrap()), [0, 1, 2]);
+        let mut rest = job.into_rest().unwrap();
+        rest.take_back(three);
+    }
+
+    #[test]
+    fn a_piece_is_lost_when_both_reads_failed() {
+        let (arena, mut job) = job();
+        let mut builder = crate::LayoutBuilder::new();
+        let drive = builder.virtual_drive("d");
+        let files = [0, 1, 2].map(|_| builder.virtual_file(drive, "f", 1));
+        let late = job.lend(Side::First, &piece(0)).unwrap();
+        assert!(job.may_contest(&piece(0)));
+        job.give_slot(Side::Second, arena.take().unwrap());
+        job.contend(piece(0), &files[..1]);
+        let second = job.lend(Side::Second, &piece(0)).unwrap();
+        end(&mut job, Side::Second, 0, second, false);
+        assert_eq!(job.fail(&piece(0), files[1], Vec::new()), Failure::Covered);
+        assert!(job.may_contest(&piece(0)), "it may be tried once more, elsewhere");
+        assert_eq!(job.tried(&piece(0)), Some(&files[..2]));
+        end(&mut job, Side::First, 0, late, false);
+        assert_eq!(job.fail(&piece(0), files[2], Vec::new()), Failure::Lost(files.to_vec()));
+        assert_eq!(job.in_flight, 0);
+        // Read again, it is a piece like any other.
+        assert_eq!(job.fail(&piece(0), files[2], Vec::new()), Failure::Lost(vec![files[2]]));
+    }
 }

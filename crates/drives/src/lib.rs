@@ -8,15 +8,21 @@
 //! grown, divided into equal slots. A slot holds one expert, and each extent keeps its file offset mod 4096 in it, so that a
 //! direct read, which moves whole pages, puts every byte where it is used, without a copy.
 //!
-//! A [`Streamer`] joins the two. [`Streamer::demand`] opens a [`Barrier`] for a set of experts, each asked for once; reads of
-//! at most [`CHUNK_BYTES`] fly at once, and [`Streamer::next`] hands out experts as they land, each with a [`SlotLease`]. While
-//! the caller computes with it, further reads go on. Dropping the lease frees the slot, so a barrier larger than the arena
-//! flows through. A drive with room for a read *pulls* the next piece that it holds; that decision is a pure function, apart
-//! from threads and time.
+//! A [`Streamer`] joins the two. [`Streamer::demand`] opens a [`Barrier`] for a set of experts, each asked for once, and
+//! [`Streamer::next`] hands out experts as they land, each with a [`SlotLease`]. While the caller computes with it, further reads
+//! go on. Dropping the lease frees the slot, so a barrier larger than the arena flows through. [`Streamer::hint`] names experts that
+//! will perhaps be demanded: they are read where drives would have nothing to do.
 //!
-//! The reading itself is behind [`Backend`]: [`ThreadBackend`] (positional reads on threads) and [`MemoryBackend`] (files in memory,
-//! virtual time and faults, for tests). Time comes from a [`Clock`]. Every read leaves a [`ReadEvent`] and is counted in
-//! [`Counters`].
+//! Several drives work as one. A drive with room for a read *pulls* the next piece that it holds: demand before hint, the earliest
+//! barrier first, what the fewest other drives hold first, in pieces that shrink so that all drives end together. It leaves a piece to
+//! drives that are expected to do it sooner, by the rates at which they have lately delivered. A piece that fails is read from
+//! another home, one that is late by far is read there too, and the first to land counts. The decision is a pure function, apart from
+//! threads and time.
+//!
+//! The reading itself is behind [`Backend`]: [`ThreadBackend`] (positional reads on threads), [`MemoryBackend`] (files in memory, with
+//! faults on order) and [`SimBackend`] (modelled drives in virtual time, from a seed). Time comes from a [`Clock`]. Every read leaves
+//! a [`ReadEvent`] and is counted in [`Counters`] and [`DriveCounters`]; every barrier leaves a [`BarrierReport`] that sets its time
+//! against the shortest that its drives allow.
 //!
 //! What is read once, such as the trunk of a model or a row of its embedding, needs no slot: [`AlignedBuf::read_range`] reads any
 //! byte range of a [`DirectFile`] into memory of its own. Where direct reads are refused, reads go through the page cache, leave

@@ -31,19 +31,19 @@ impl SimRandom {
     }
 
     /// Any number.
-    pub fn next(&mut self) -> u64 {
+    pub fn number(&mut self) -> u64 {
         self.state = self.state.wrapping_add(0x9E37_79B9_7F4A_7C15);
         mix(self.state)
     }
 
     /// A number below `end`; 0 when `end` is 0.
     pub fn below(&mut self, end: u64) -> u64 {
-        ((u128::from(self.next()) * u128::from(end)) >> 64) as u64
+        ((u128::from(self.number()) * u128::from(end)) >> 64) as u64
     }
 
     /// A number from 0 up to 1, without 1.
     pub fn fraction(&mut self) -> f64 {
-        (self.next() >> 11) as f64 / (1u64 << 53) as f64
+        (self.number() >> 11) as f64 / (1u64 << 53) as f64
     }
 
     /// True with this probability.
@@ -241,7 +241,7 @@ impl SimBackend {
         let places = 0..layout.drives().len();
         let servers = places
             .clone()
-            .map(|place| SimServer::new(drive(place), random.next()))
+            .map(|place| SimServer::new(drive(place), random.number()))
             .collect();
         Self {
             depths: places.map(|place| drive(place).depth.max(1)).collect(),

@@ -111,6 +111,8 @@ pub(crate) struct State {
     out: DriveSet,
     schedule: Schedule,
     tickets: Tickets<Flight>,
+    /// No read in flight that has another home is late before this time.
+    soonest_late_ns: u64,
     /// Experts that have not landed or, if hinted, not been demanded. Older ones first.
     jobs: BTreeMap<JobId, Job>,
     /// Slots of experts that were handed out in another slot, while a read still writes to them.
@@ -155,6 +157,7 @@ impl State {
             out: DriveSet::default(),
             schedule: Schedule::default(),
             tickets: Tickets::default(),
+            soonest_late_ns: u64::MAX,
             jobs: BTreeMap::new(),
             aside: HashMap::new(),
             hinted: HashMap::new(),
@@ -299,6 +302,10 @@ impl State {
 
     /// A late piece that the drive holds too, to be read again.
     fn pull_late(&mut self, drive: DriveId, now_ns: u64) -> Option<ReadRequest> {
+        if now_ns < self.soonest_late_ns {
+            return None;
+        }
+        self.soonest_late_ns = self.soonest_late();
         let late = |flight: &&Flight| flight.late_ns <= now_ns && flight.drive != drive;
         let contest = self.tickets.values().filter(late).find_map(|flight| {
             let job = self.jobs.get(&flight.job)?;
@@ -378,6 +385,9 @@ impl State {
         let late = (expected as u64).saturating_mul(LATE_FACTOR).max(LATE_FLOOR_NS);
         let extent = self.layout.extents(job.expert)?[piece.extent as usize];
         let contestable = side == Side::First && piece.holders(&self.layout, job.expert, &tried).len() > 1;
+        if contestable {
+            self.soonest_late_ns = self.soonest_late_ns.min(now_ns.saturating_add(late));
+        }
         let ticket = self.tickets.issue(Flight {
             job: id,
             expert: job.expert,
@@ -420,6 +430,18 @@ impl State {
             .any(|drive| drive.leaves && drive.counters.in_flight == 0);
         let leave = leaves.then_some(LOOK_AGAIN);
         late.into_iter().chain(leave).min()
+    }
+
+    /// When the reads in flight that have another home begin to be late.
+    fn late_times(&self) -> impl Iterator<Item = u64> {
+        self.tickets
+            .values()
+            .filter(|flight| flight.contestable)
+            .map(|flight| flight.late_ns)
+    }
+
+    fn soonest_late(&self) -> u64 {
+        self.late_times().min().unwrap_or(u64::MAX)
     }
 
     /// Books which drives have nothing to do although they could have. Told after each round of pulls.

@@ -194,3 +194,33 @@ fn serve(queue: &Queue, files: &[DirectFile], clock: &dyn Clock, sender: &Sender
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::time::Instant;
+
+    use super::*;
+    use crate::clock::MonotonicClock;
+    use crate::layout::{ExpertId, LayoutBuilder, Source};
+
+    #[test]
+    fn a_wait_ends_at_its_limit_or_when_woken() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        file.as_file().set_len(1).unwrap();
+        let mut builder = LayoutBuilder::new();
+        let source = Source {
+            file: builder.file(file.path()).unwrap(),
+            offset: 0,
+            len: 1,
+        };
+        builder.expert(ExpertId { layer: 0, expert: 0 }, &[source]).unwrap();
+        let layout = builder.build().unwrap();
+        let clock = Arc::new(MonotonicClock::new());
+        let mut backend = ThreadBackend::open(&layout, 1, clock, &Notices::default()).unwrap();
+        let begin = Instant::now();
+        backend.wait_at_most(Duration::from_millis(20), &mut Vec::new());
+        assert!(begin.elapsed() >= Duration::from_millis(20));
+        backend.waker().wake();
+        backend.wait_at_most(Duration::MAX, &mut Vec::new());
+    }
+}

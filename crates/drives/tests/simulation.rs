@@ -89,7 +89,7 @@ impl Run {
             options.tuning = models.iter().map(rate).collect();
         }
         let slots = 1 + random.below(experts.len() as u64 + 2) as usize;
-        let stream = world.start(slots, &models, &options, random.next());
+        let stream = world.start(slots, &models, &options, random.number());
         Self {
             random,
             stream,
