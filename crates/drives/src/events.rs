@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicU64, Ordering, fence};
 
 use crate::layout::{DriveId, ExpertId};
 
-/// Events that are kept. An event takes 88 bytes; a token of Kimi K3 makes about 7,400 of them.
+/// Events that are kept. An event takes 80 bytes; a token of Kimi K3 makes about 7,400 of them.
 pub const EVENT_CAPACITY: usize = 16_384;
 
 /// Why something is read.
@@ -37,8 +37,6 @@ pub struct ReadEvent {
     pub bytes: u64,
     /// Bytes of the whole pages that were read.
     pub device_bytes: u64,
-    /// Offset in the file of the first page, in bytes.
-    pub offset: u64,
     /// Why it was read, when the read was issued: a demand may come after a hint.
     pub class: ReadClass,
     /// The number of the barrier or set of hints that the expert belonged to when the read ended.
@@ -76,7 +74,7 @@ pub(crate) struct EventRing {
 }
 
 /// Words of an encoded event.
-const WORDS: usize = 10;
+const WORDS: usize = 9;
 
 #[derive(Debug, Default)]
 struct Place {
@@ -156,7 +154,6 @@ impl ReadEvent {
             self.bytes,
             self.device_bytes,
             self.barrier,
-            self.offset,
         ]
     }
 
@@ -171,7 +168,6 @@ impl ReadEvent {
             bytes,
             device_bytes,
             barrier,
-            offset,
         ] = words;
         Self {
             asked_ns,
@@ -192,7 +188,6 @@ impl ReadEvent {
                 ReadClass::Demand
             },
             barrier,
-            offset,
             ok: kind >> 1 & 1 == 1,
         }
     }
@@ -217,7 +212,6 @@ mod tests {
             start: n,
             bytes: n * 19,
             device_bytes: n * 23,
-            offset: n * 29,
             class: if n.is_multiple_of(2) {
                 ReadClass::Demand
             } else {
@@ -230,7 +224,7 @@ mod tests {
 
     #[test]
     fn the_ring_keeps_the_last_and_says_what_is_lost() {
-        assert!(size_of::<Place>() <= 88);
+        assert!(size_of::<Place>() <= 80);
         let ring = EventRing::new(4);
         assert!(ring.since(0).events.is_empty());
         for start in 0..3 {

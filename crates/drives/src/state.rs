@@ -54,7 +54,6 @@ struct Flight {
     side: Side,
     drive: DriveId,
     file: FileId,
-    offset: u64,
     tried: Vec<FileId>,
     asked_ns: u64,
     issued_ns: u64,
@@ -117,8 +116,9 @@ pub(crate) struct State {
     jobs: BTreeMap<JobId, Job>,
     /// Slots of experts that were handed out in another slot, while a read still writes to them.
     aside: HashMap<JobId, Slot>,
-    /// Hinted experts that were not demanded.
+    /// Hinted experts that were not demanded, and how many of them have a slot.
     hinted: HashMap<ExpertId, JobId>,
+    hint_slots: usize,
     barriers: HashMap<BarrierId, Barrier>,
     reports: VecDeque<BarrierReport>,
     reported: u64,
@@ -161,6 +161,7 @@ impl State {
             jobs: BTreeMap::new(),
             aside: HashMap::new(),
             hinted: HashMap::new(),
+            hint_slots: 0,
             barriers: HashMap::new(),
             reports: VecDeque::new(),
             reported: 0,
@@ -213,6 +214,7 @@ impl State {
         self.barriers.insert(id, open);
         for job in hinted {
             if let Some(state) = self.jobs.get_mut(&job) {
+                self.hint_slots -= usize::from(state.has_slot());
                 state.class = ReadClass::Demand;
                 state.barrier = id;
             }
@@ -294,7 +296,9 @@ impl State {
         };
         if pull.starts {
             let slot = self.arena.take()?;
-            self.jobs.get_mut(&pull.job)?.give_slot(Side::First, slot);
+            let job = self.jobs.get_mut(&pull.job)?;
+            job.give_slot(Side::First, slot);
+            self.hint_slots += usize::from(job.class == ReadClass::Hint);
         }
         let from = (drive, pull.file, pull.offset);
         self.issue(pull.job, Side::First, pull.piece, from, pull.tried, now_ns)
@@ -336,7 +340,7 @@ impl State {
     /// Gives each demanded expert without a slot the slot of a hint, if none is free for it.
     fn make_room(&mut self) {
         let short = self.schedule.unstarted().saturating_sub(self.arena.free_slots());
-        if short > 0 && !self.hinted.is_empty() {
+        if short > 0 && self.hint_slots > 0 {
             self.end_hints(short);
         }
     }
@@ -397,7 +401,6 @@ impl State {
             side,
             drive,
             file,
-            offset,
             tried,
             asked_ns: job.asked_ns,
             issued_ns: now_ns,
@@ -656,6 +659,9 @@ impl State {
     fn end_job(&mut self, id: JobId) {
         self.schedule.forget(id);
         if let Some(job) = self.jobs.get_mut(&id) {
+            if job.class == ReadClass::Hint && !job.dead {
+                self.hint_slots -= usize::from(job.has_slot());
+            }
             job.dead = true;
             if self.hinted.get(&job.expert) == Some(&id) {
                 self.hinted.remove(&job.expert);
@@ -749,7 +755,6 @@ impl State {
             start: flight.piece.start,
             bytes,
             device_bytes,
-            offset: flight.offset,
             class: flight.class,
             barrier: barrier.0,
             ok,

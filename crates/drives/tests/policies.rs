@@ -3,7 +3,7 @@
 #[path = "../examples/policies/mod.rs"]
 mod policies;
 
-use policies::{LAYOUTS, RULES, Rule, fraction, world};
+use policies::{LAYOUTS, RULES, Rule, fraction, fraction_of_bound, world};
 
 #[test]
 fn pulling_is_first_on_each_layout() {
@@ -12,6 +12,11 @@ fn pulling_is_first_on_each_layout() {
         for jitter in [0.0, 0.15] {
             let pull = fraction(&world, Rule::Pull, jitter);
             assert!(pull > 0.975, "{name}, jitter {jitter}: {pull}");
+            let of_bound = fraction_of_bound(&world, jitter);
+            assert!(
+                (0.985..=1.01).contains(&of_bound),
+                "{name}, jitter {jitter}: {of_bound} of the bound"
+            );
             for rule in RULES.into_iter().filter(|&rule| rule != Rule::Pull) {
                 let most = match rule {
                     Rule::Hash => 0.65,

@@ -668,8 +668,17 @@ fn events_and_latencies_tell_each_read() {
     assert_eq!(counters.latency.longest_ns(), 5000 + 4 * one);
     assert_eq!(counters.busy_ns, stream.clock.now_ns());
     assert_eq!(counters.idle_ns, 0);
-    let offsets: Vec<u64> = issued(&stream).iter().map(|event| event.offset).collect();
-    assert_eq!(offsets, (0..8).map(|n| n * 64 * KIB).collect::<Vec<_>>());
+    let events = issued(&stream);
+    let starts: Vec<(u32, u64)> = events.iter().map(|event| (event.expert.expert, event.start)).collect();
+    assert_eq!(
+        starts,
+        (0..8).map(|n| (n as u32 / 4, n % 4 * 64 * KIB)).collect::<Vec<_>>()
+    );
+    assert!(
+        events
+            .iter()
+            .all(|event| event.ok && event.asked_ns == 0 && event.barrier == 0)
+    );
 }
 
 /// A whole layer of a prompt: the decision must not look at all that waits.

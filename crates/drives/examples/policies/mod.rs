@@ -186,7 +186,7 @@ fn rates(jitter: f64, random: &mut SimRandom) -> [u64; 4] {
 /// The bytes of all barriers in the time that a rule takes, as part of the drives' nominal rates added up.
 pub fn fraction(world: &World, rule: Rule, jitter: f64) -> f64 {
     let ns = match rule {
-        Rule::Pull => pulled_ns(world, jitter),
+        Rule::Pull => pulled(world, jitter).0,
         _ => pushed_ns(world, rule, jitter),
     };
     let bytes = (TOKENS * LAYERS * TOP_K) as u64 * EXPERT_BYTES;
@@ -194,7 +194,14 @@ pub fn fraction(world: &World, rule: Rule, jitter: f64) -> f64 {
     bytes as f64 / (sum as f64 * ns as f64 / 1e9)
 }
 
-fn pulled_ns(world: &World, jitter: f64) -> u64 {
+/// What pulling reaches of the bound that the layout and the routes set, at the rates that were last measured.
+pub fn fraction_of_bound(world: &World, jitter: f64) -> f64 {
+    let (ns, bound_ns) = pulled(world, jitter);
+    bound_ns as f64 / ns as f64
+}
+
+/// Nanoseconds that all barriers took, and the sum of their bounds.
+fn pulled(world: &World, jitter: f64) -> (u64, u64) {
     let clock = Arc::new(VirtualClock::default());
     let backend = SimBackend::new(world.layout.clone(), &RATES.map(drive), None, clock.clone(), 0);
     let control = backend.control();
@@ -221,7 +228,8 @@ fn pulled_ns(world: &World, jitter: f64) -> u64 {
             while streamer.next(&barrier).unwrap().is_some() {}
         }
     }
-    clock.now_ns()
+    let reports = streamer.barriers(0).barriers;
+    (clock.now_ns(), reports.iter().map(|report| report.bound_ns).sum())
 }
 
 fn pushed_ns(world: &World, rule: Rule, jitter: f64) -> u64 {
