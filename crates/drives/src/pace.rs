@@ -71,6 +71,11 @@ impl Pace {
         self.reads -= 1;
     }
 
+    /// Bytes in flight.
+    pub(crate) fn queued(&self) -> u64 {
+        self.queued
+    }
+
     fn measure(&mut self, len: f64, landed_ns: u64) {
         let known = self.bytes > 0.0;
         let most = if known {

@@ -50,6 +50,11 @@ impl<T> Tickets<T> {
         self.places.iter().filter_map(|(_, place)| place.as_ref())
     }
 
+    /// The same, to change.
+    pub(crate) fn values_mut(&mut self) -> impl Iterator<Item = &mut T> {
+        self.places.iter_mut().filter_map(|(_, place)| place.as_mut())
+    }
+
     /// Tickets that are out.
     pub(crate) fn len(&self) -> usize {
         self.places.len() - self.free.len()

@@ -475,6 +475,22 @@ fn a_late_piece_without_a_second_home_or_slot_is_waited_for() {
 }
 
 #[test]
+fn slowness_is_not_lateness() {
+    // Nothing is known of drives that take 0.6 s for what is in flight at first.
+    let drives = [SimDrive {
+        rate: 20_000_000,
+        ..drive(1)
+    }; 2];
+    let options = StreamOptions {
+        chunk_bytes: 4 << 20,
+        ..StreamOptions::default()
+    };
+    let mut stream = start_with(&[BOTH; 4], 8 << 20, 4, &drives, &options);
+    stream.take(&ids(0..4));
+    assert_eq!(stream.balance().rereads, 0);
+}
+
+#[test]
 fn noise_is_not_lateness() {
     let noisy = SimDrive {
         latency_tail_ns: 2_000_000,

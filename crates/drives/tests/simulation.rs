@@ -421,3 +421,10 @@ fn a_seed_says_all() {
         assert_eq!(simulate(seed), simulate(seed), "seed {seed}");
     }
 }
+
+/// Hints that had landed were demanded by a second barrier before the first had found its slots: the first waited for slots that
+/// only the second could give back.
+#[test]
+fn a_hint_takes_no_slot_past_an_earlier_barrier() {
+    simulate(102_424);
+}
