@@ -13,8 +13,8 @@ use crate::page::PAGE_BYTES;
 use crate::piece::Piece;
 use crate::schedule::{Ask, BarrierId, Decision, JobId};
 
-/// A read is late when it takes this many times as long as is expected. Then its piece is read from another
-/// home too, if there is one and a slot is free: the first to land counts.
+/// A read is late when it takes this many times as long as is expected. Then its piece is read from another home too, if there is
+/// one and a slot is free: the first to land counts.
 pub const LATE_FACTOR: u64 = 10;
 
 /// A read is not late before this time in nanoseconds: healthy devices pause for tens of milliseconds now and then.
@@ -101,7 +101,7 @@ impl State {
 
     /// A late piece that the drive holds too, to be read again.
     fn pull_late(&mut self, drive: DriveId, now_ns: u64) -> Option<ReadRequest> {
-        if now_ns < self.soonest_late_ns {
+        if now_ns < self.soonest_late_ns || self.out.contains(drive) {
             return None;
         }
         self.expect_later(now_ns);
