@@ -1,2 +1,66 @@
 //! The command line.
-fn main() {}
+//!
+//! A command goes through three rooms: `args` holds the flags as the user writes them, `settings` turns them once into
+//! plain structs, and one file a command does the work (`run`, `inspect`, `logits`, `synth`), each over the engine and
+//! the checkpoint. Nothing below `settings` sees a flag or an environment variable.
+
+mod answer;
+mod args;
+mod chat;
+mod demo;
+mod error;
+mod ids;
+mod inspect;
+mod logits;
+mod model;
+mod npy;
+mod output;
+mod run;
+mod settings;
+mod signals;
+mod sizes;
+mod synth;
+
+use std::io::ErrorKind;
+use std::process::ExitCode;
+
+use clap::Parser;
+
+use error::Error;
+use settings::{Settings, Surroundings};
+use signals::{EXIT_INTERRUPTED, Interrupt};
+
+const EXIT_ERROR: u8 = 1;
+const EXIT_USAGE: u8 = 2;
+
+fn main() -> ExitCode {
+    let args = args::Args::parse();
+    match Settings::new(args, Surroundings::look()).and_then(|settings| obey(&settings)) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => end(&error),
+    }
+}
+
+fn obey(settings: &Settings) -> Result<(), Error> {
+    let interrupt = Interrupt::listen()?;
+    match settings {
+        Settings::Run(run) => run::run(run, &interrupt),
+        Settings::Inspect(inspect) => inspect::inspect(inspect, &interrupt),
+        Settings::Logits(logits) => logits::logits(logits, &interrupt),
+        Settings::Synth(synth) => synth::synth(synth, &interrupt),
+    }
+}
+
+/// Says what went wrong, in one line, and gives the exit status.
+fn end(error: &Error) -> ExitCode {
+    match error {
+        // Whoever reads has read enough.
+        Error::Output(io) if io.kind() == ErrorKind::BrokenPipe => return ExitCode::SUCCESS,
+        _ if error.is_interrupt() => return EXIT_INTERRUPTED.into(),
+        _ => output::say(format_args!("error: {}", error.to_string().replace(['\n', '\r'], " "))),
+    }
+    match error {
+        Error::Usage(_) => EXIT_USAGE.into(),
+        _ => EXIT_ERROR.into(),
+    }
+}

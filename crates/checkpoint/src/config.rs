@@ -34,14 +34,18 @@ const PAD_OFFSET: usize = 255;
 ///
 /// Layers are counted from 0 everywhere but in the two published lists of [`LinearAttnConfig`].
 #[derive(Debug, Clone, PartialEq)]
-#[allow(missing_docs)] // the names are the publisher's own
 pub struct K3Config {
+    /// Width of the residual stream.
     pub hidden_size: usize,
+    /// Decoder layers.
     pub num_hidden_layers: usize,
+    /// Token ids, special ones included; rows of embedding and head.
     pub vocab_size: usize,
+    /// Longest sequence, in tokens.
     pub max_position_embeddings: usize,
     /// Width of the dense MLP of the layers before `first_k_dense_replace`.
     pub intermediate_size: usize,
+    /// Added to the mean square in every RMSNorm but the two inside MLA.
     pub rms_norm_eps: f32,
     /// Cap of the gate in SiTU-GLU.
     pub activation_situ_beta: f32,
@@ -49,39 +53,56 @@ pub struct K3Config {
     pub activation_situ_linear_beta: f32,
     /// Heads of the MLA layers.
     pub num_attention_heads: usize,
+    /// Width of the compressed query of MLA.
     pub q_lora_rank: usize,
+    /// Width of the compressed key and value of MLA.
     pub kv_lora_rank: usize,
+    /// Part of an MLA head's key that comes from the compressed one.
     pub qk_nope_head_dim: usize,
+    /// Part of an MLA head's key that all heads share. No rotation is applied to it.
     pub qk_rope_head_dim: usize,
+    /// Value size of an MLA head.
     pub v_head_dim: usize,
     /// Layers in one block of the attention residuals.
     pub attn_res_block_size: usize,
+    /// Routed experts of a MoE layer.
     pub num_experts: usize,
+    /// Routed experts that a token uses (top-k).
     pub num_experts_per_token: usize,
+    /// Experts that every token uses, fused into one MLP.
     pub num_shared_experts: usize,
+    /// Inner width of one expert.
     pub moe_intermediate_size: usize,
     /// Width of the latent that routed experts read and write.
     pub routed_expert_hidden_size: usize,
+    /// The first layers have a dense MLP, this many of them.
     pub first_k_dense_replace: usize,
+    /// Of the layers behind those, the ones divisible by this have routed experts.
     pub moe_layer_freq: usize,
+    /// Factor of the normalised router weights.
     pub routed_scaling_factor: f32,
+    /// `[BOS]`.
     pub bos_token_id: u32,
+    /// `<|end_of_msg|>`.
     pub eos_token_id: u32,
+    /// `[PAD]`.
     pub pad_token_id: u32,
+    /// Which layers are KDA, and their dimensions.
     pub linear_attn_config: LinearAttnConfig,
 }
 
 /// `linear_attn_config`: which layers are KDA, and their dimensions.
 #[derive(Debug, Clone, PartialEq)]
-#[allow(missing_docs)] // the names are the publisher's own
 pub struct LinearAttnConfig {
     /// MLA layers, counted from 1, ascending.
     pub full_attn_layers: Vec<usize>,
     /// KDA layers, counted from 1, ascending.
     pub kda_layers: Vec<usize>,
+    /// Heads of the KDA layers.
     pub num_heads: usize,
     /// Key and value size of a head.
     pub head_dim: usize,
+    /// Taps of the short convolution, the current token included.
     pub short_conv_kernel_size: usize,
     /// The most negative log decay, below zero.
     pub gate_lower_bound: f32,

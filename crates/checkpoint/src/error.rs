@@ -240,6 +240,13 @@ pub enum Error {
         found: String,
     },
 
+    /// The writing of a checkpoint was asked to stop.
+    #[error("{}: found a request to stop, expected to go on writing; what was written is removed, run it again", path.display())]
+    Stopped {
+        /// The file being written.
+        path: PathBuf,
+    },
+
     /// The disk cannot hold the checkpoint to be written.
     #[error("{}: found {free} bytes free, expected {needed}; free some space or name a folder on another disk", path.display())]
     NoSpace {

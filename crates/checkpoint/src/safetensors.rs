@@ -18,6 +18,7 @@ use serde::Deserialize;
 use serde::de::{self, MapAccess, SeqAccess, Visitor};
 
 use crate::error::{Error, HeaderFault};
+use crate::page_cache::{forget_pages, no_read_ahead};
 
 /// The longest header accepted, in bytes: the limit of the reference implementation.
 pub const MAX_HEADER_BYTES: u64 = 100_000_000;
@@ -30,23 +31,38 @@ const LENGTH_BYTES: u64 = 8;
 
 /// The element types of the safetensors format whose elements are whole bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-#[allow(missing_docs)] // the names are the format's own
 pub enum Dtype {
+    /// One byte, 0 or 1.
     Bool,
+    /// Unsigned, 1 byte.
     U8,
+    /// Signed, 1 byte.
     I8,
+    /// Float of 5 exponent and 2 mantissa bits.
     F8E5M2,
+    /// Float of 4 exponent and 3 mantissa bits.
     F8E4M3,
+    /// Power of two, 8 exponent bits.
     F8E8M0,
+    /// Signed, 2 bytes.
     I16,
+    /// Unsigned, 2 bytes.
     U16,
+    /// IEEE half precision.
     F16,
+    /// The upper half of an [`Dtype::F32`].
     Bf16,
+    /// Signed, 4 bytes.
     I32,
+    /// Unsigned, 4 bytes.
     U32,
+    /// IEEE single precision.
     F32,
+    /// Signed, 8 bytes.
     I64,
+    /// Unsigned, 8 bytes.
     U64,
+    /// IEEE double precision.
     F64,
 }
 
@@ -176,6 +192,7 @@ impl RawHeader {
         if meta.is_dir() {
             return Err(Error::io(path, "read", std::io::ErrorKind::IsADirectory.into()));
         }
+        no_read_ahead(&file);
         let file_len = meta.len();
         if file_len < LENGTH_BYTES {
             return Err(Error::ShortShard {
@@ -204,6 +221,7 @@ impl RawHeader {
         }
         let mut json = vec![0; length as usize];
         file.read_exact(&mut json).map_err(|e| Error::io(path, "read", e))?;
+        forget_pages(&file);
         Ok(RawHeader {
             path: path.to_owned(),
             json,

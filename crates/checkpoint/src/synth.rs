@@ -5,6 +5,7 @@ pub(crate) mod plan;
 mod vision;
 mod vocabulary;
 
+use std::cell::Cell;
 use std::fs::{File, OpenOptions};
 use std::io::{BufWriter, ErrorKind, Write};
 use std::path::{Path, PathBuf};
@@ -12,9 +13,13 @@ use std::path::{Path, PathBuf};
 use crate::config::{Fields, K3Config, parse_json};
 use crate::error::Error;
 use crate::index::INDEX_FILE;
+use crate::page_cache::forget_pages;
 use fill::{Fill, tensor_key};
 use plan::{Plan, ShardPlan, Tensor};
 use vision::VisionConfig;
+
+/// Changes whenever the same configuration and seed come to give other files.
+pub const SYNTH_VERSION: u32 = 1;
 
 /// Bytes made and written at a time, a multiple of eight.
 const PIECE_BYTES: usize = 4 << 20;
@@ -28,6 +33,14 @@ pub struct Progress<'a> {
     pub bytes: u64,
     /// Bytes of all shards.
     pub total: u64,
+    stop: &'a Cell<bool>,
+}
+
+impl Progress<'_> {
+    /// Asks the writing to stop: it removes what it wrote and fails with [`Error::Stopped`].
+    pub fn stop(&self) {
+        self.stop.set(true);
+    }
 }
 
 /// What was written.
@@ -246,10 +259,9 @@ impl Run<'_> {
         if self.sparse {
             let len = shard.header.len() as u64 + shard.data_bytes;
             file.set_len(len).map_err(|e| self.write_error(path, e))?;
-            self.advance(name, len);
-            return Ok(());
+            return self.advance(path, name, len);
         }
-        self.advance(name, shard.header.len() as u64);
+        self.advance(path, name, shard.header.len() as u64)?;
         let mut piece = vec![0; PIECE_BYTES];
         let mut filled = 0;
         for tensor in &shard.tensors {
@@ -263,14 +275,13 @@ impl Run<'_> {
                 offset += len as u64;
                 if filled + 8 > PIECE_BYTES {
                     self.write(file, path, &piece[..filled])?;
-                    self.advance(name, filled as u64);
+                    self.advance(path, name, filled as u64)?;
                     filled = 0;
                 }
             }
         }
         self.write(file, path, &piece[..filled])?;
-        self.advance(name, filled as u64);
-        Ok(())
+        self.advance(path, name, filled as u64)
     }
 
     fn write_index(&mut self, file: &mut File, path: &Path) -> Result<(), Error> {
@@ -312,13 +323,19 @@ impl Run<'_> {
         }
     }
 
-    fn advance(&mut self, file: &str, bytes: u64) {
+    fn advance(&mut self, path: &Path, file: &str, bytes: u64) -> Result<(), Error> {
         self.bytes += bytes;
+        let stop = Cell::new(false);
         (self.progress)(Progress {
             file,
             bytes: self.bytes,
             total: self.summary.file_bytes,
+            stop: &stop,
         });
+        match stop.get() {
+            true => Err(Error::Stopped { path: path.to_owned() }),
+            false => Ok(()),
+        }
     }
 }
 
@@ -327,15 +344,6 @@ fn sync_dir(dir: &Path) -> Result<(), Error> {
     File::open(dir)
         .and_then(|dir| dir.sync_all())
         .map_err(|e| Error::io(dir, "sync", e))
-}
-
-/// Drops a synced file from the page cache: many times the memory is written, and readers bypass that cache.
-fn forget_pages(file: &File) {
-    #[cfg(target_os = "linux")]
-    // Advice only: a refusal costs memory for a while, nothing else.
-    let _ = rustix::fs::fadvise(file, 0, None, rustix::fs::Advice::DontNeed);
-    #[cfg(not(target_os = "linux"))]
-    let _ = file;
 }
 
 #[cfg(test)]
@@ -401,6 +409,22 @@ mod tests {
             .map(|e| e.unwrap().file_name())
             .collect();
         assert_eq!(left, ["config.json"]);
+    }
+
+    #[test]
+    fn a_run_that_is_told_to_stop_leaves_nothing() {
+        let out = tempfile::tempdir().unwrap();
+        let mut calls = 0;
+        let error = synthesize(TINY, 1, out.path(), false, &mut |progress| {
+            calls += 1;
+            if calls == 5 {
+                progress.stop();
+            }
+        })
+        .unwrap_err();
+        assert!(matches!(error, Error::Stopped { .. }), "{error}");
+        assert_eq!(calls, 5);
+        assert_eq!(std::fs::read_dir(out.path()).unwrap().count(), 0);
     }
 
     #[test]

@@ -24,6 +24,8 @@
 //! a [`ReadEvent`] and is counted in [`Counters`] and [`DriveCounters`]; every barrier leaves a [`BarrierReport`] that sets its time
 //! against the shortest that its drives allow.
 //!
+//! A *pack* is a file of chosen ranges of chosen experts ([`PackContents`], [`write_pack`]); its [`PackIndex`] gives homes and checksums.
+//!
 //! What is read once, such as the trunk of a model or a row of its embedding, needs no slot: [`AlignedBuf::read_range`] reads any
 //! byte range of a [`DirectFile`] into memory of its own. Where direct reads are refused, reads go through the page cache, leave
 //! nothing in it, and add a [`Notice`] for the user.
@@ -63,9 +65,11 @@
 
 mod arena;
 mod backend;
+mod barrier_report;
 mod buffer;
 mod clock;
 mod counters;
+mod device;
 mod drive_set;
 mod error;
 mod events;
@@ -76,10 +80,14 @@ mod layout;
 mod map;
 mod memory;
 mod notice;
+mod open;
 mod pace;
+mod pack;
 mod page;
 mod piece;
 mod platform;
+mod profile;
+mod reads;
 mod report;
 mod schedule;
 mod sim;
@@ -87,12 +95,16 @@ mod state;
 mod stream;
 mod threads;
 mod tickets;
+#[cfg(target_os = "linux")]
+mod uring;
 
 pub use arena::{Arena, SlotLease, Window};
 pub use backend::{Backend, Completion, ReadRequest, Ticket};
+pub use barrier_report::{BARRIER_CAPACITY, BarrierBatch, BarrierReport};
 pub use buffer::{AlignedBuf, READ_PIECE_BYTES};
 pub use clock::{Clock, MonotonicClock, VirtualClock};
 pub use counters::{Counters, DriveCounters};
+pub use device::Device;
 pub use drive_set::MAX_DRIVES;
 pub use error::{Error, ReadError, Result};
 pub use events::{EVENT_CAPACITY, EventBatch, ReadClass, ReadEvent};
@@ -102,10 +114,20 @@ pub use layout::{Drive, DriveId, ExpertId, Extent, FileId, Home, Layout, LayoutB
 pub use map::HugePages;
 pub use memory::{Fault, MemoryBackend};
 pub use notice::{Notice, Notices};
+pub use open::open_best;
+pub use pack::{
+    BadChunk, CHECKSUM_CHUNK_BYTES, FileIdentity, MAX_CHECKSUM_CHUNK_BYTES, MAX_INDEX_BYTES, MAX_NAME_BYTES,
+    PACK_SUFFIX, PARTIAL_SUFFIX, PackContents, PackError, PackIndex, PackPhase, PackProgress, PackRange, PackReport,
+    PackShard, SAMPLES, free_bytes, sweep_partials, verify_pack, write_pack,
+};
 pub use page::PAGE_BYTES;
-pub use report::{BARRIER_CAPACITY, BarrierBatch, BarrierReport};
+pub use profile::{CHUNK_SIZES, DEPTHS, DriveProfile, DriveSpeed, MEASURE_BUDGET, PROFILE_MAX_AGE, Profile};
+pub use reads::{RawLanding, RawReads};
+pub use report::{DriveReport, describe, report};
 pub use schedule::FLOOR_BYTES;
 pub use sim::{SimBackend, SimControl, SimDrive, SimFaults, SimRandom, SimServer, sim_bytes};
 pub use state::{FAILURES_OUT, LATE_FACTOR, LATE_FLOOR_NS, Landed};
 pub use stream::{Barrier, CHUNK_BYTES, DriveTuning, Hint, LEASE_PATIENCE, StreamOptions, Streamer};
 pub use threads::{DEFAULT_DEPTH, ThreadBackend};
+#[cfg(target_os = "linux")]
+pub use uring::UringBackend;

@@ -4,6 +4,8 @@ use std::fmt;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 
+use crate::layout::ExpertId;
+
 /// One such thing.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
@@ -27,6 +29,39 @@ pub enum Notice {
         /// The drive's name: its first folder.
         drive: String,
     },
+    /// Bytes of an expert differed from their checksum and were read again, this time rightly.
+    Corrupt {
+        /// The expert.
+        expert: ExpertId,
+        /// Files that gave wrong bytes, or none, at the second reading as well.
+        files: Vec<PathBuf>,
+    },
+    /// Reads are made by threads, because io_uring was refused.
+    Threads {
+        /// The operating system's reason.
+        reason: String,
+    },
+    /// io_uring reads into memory that is not registered with it.
+    Unregistered {
+        /// Bytes that were to be registered.
+        bytes: usize,
+        /// The operating system's reason.
+        reason: String,
+    },
+    /// A remembered profile of the drives was not used, so they were measured again.
+    ProfileDropped {
+        /// The file that it was remembered in.
+        path: PathBuf,
+        /// What is wrong with it.
+        reason: String,
+    },
+    /// A profile of the drives could not be remembered, so they will be measured again at the next start.
+    ProfileNotKept {
+        /// The file that it was to be remembered in.
+        path: PathBuf,
+        /// The operating system's reason.
+        reason: String,
+    },
 }
 
 impl fmt::Display for Notice {
@@ -43,6 +78,43 @@ impl fmt::Display for Notice {
                 "drive {drive} keeps failing and is read only where no other copy exists, which is slower: {reason}"
             ),
             Self::DriveBack { drive } => write!(f, "drive {drive} delivers again and is read as before"),
+            Self::Corrupt { expert, files } if files.is_empty() => write!(
+                f,
+                "expert {expert}: found bytes that differ from their checksum and were right when read again; \
+                 check the cables and memory of this machine"
+            ),
+            Self::Corrupt { expert, files } => {
+                write!(f, "expert {expert}: found bytes that differ from their checksum in")?;
+                for file in files {
+                    write!(f, " {}", file.display())?;
+                }
+                write!(
+                    f,
+                    ", and read another copy; verify these files and place or fetch them again"
+                )
+            }
+            Self::Threads { reason } => write!(
+                f,
+                "io_uring is refused ({reason}), so threads read instead and take more of the processor; \
+                 kernel 5.6 or later, sysctl kernel.io_uring_disabled=0 and a container profile that permits it allow io_uring"
+            ),
+            Self::Unregistered { bytes, reason } => write!(
+                f,
+                "the kernel cannot register {bytes} bytes of read memory ({reason}), so each read maps its own pages and takes \
+                 more of the processor; a limit on locked memory (ulimit -l) of at least {} KiB allows it",
+                bytes.div_ceil(1024)
+            ),
+            Self::ProfileDropped { path, reason } => write!(
+                f,
+                "{}: the remembered profile of the drives is not used ({reason}), so they were measured again",
+                path.display()
+            ),
+            Self::ProfileNotKept { path, reason } => write!(
+                f,
+                "{}: cannot remember the profile of the drives ({reason}), so they will be measured at the next start too; \
+                 name a file in a folder that you may write to",
+                path.display()
+            ),
         }
     }
 }

@@ -6,6 +6,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use crate::arena::{Arena, Slot, SlotLease};
+use crate::barrier_report::{BARRIER_CAPACITY, BarrierBatch, BarrierReport, bound_ns};
 use crate::counters::{Counters, DriveCounters};
 use crate::drive_set::DriveSet;
 use crate::error::{Error, ReadError, Result};
@@ -15,7 +16,6 @@ use crate::layout::{DriveId, ExpertId, Layout};
 use crate::notice::Notices;
 use crate::pace::{Outlook, Pace};
 use crate::piece::extent_starts;
-use crate::report::{BARRIER_CAPACITY, BarrierBatch, BarrierReport, bound_ns};
 use crate::schedule::{BarrierId, JobId, Schedule};
 use crate::stream::{DriveLimits, StreamOptions};
 use crate::tickets::Tickets;

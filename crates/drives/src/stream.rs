@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use crate::arena::Arena;
 use crate::backend::{Backend, Completion, ReadRequest};
+use crate::barrier_report::BarrierBatch;
 use crate::clock::Clock;
 use crate::counters::{Counters, DriveCounters};
 use crate::drive_set::MAX_DRIVES;
@@ -16,7 +17,6 @@ use crate::events::{EventBatch, EventRing};
 use crate::layout::{DriveId, ExpertId, Layout};
 use crate::notice::Notices;
 use crate::page::PAGE_BYTES;
-use crate::report::BarrierBatch;
 use crate::schedule::{BarrierId, FLOOR_BYTES};
 use crate::state::{Landed, Next, State};
 

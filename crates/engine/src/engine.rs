@@ -1,9 +1,10 @@
 //! The engine: one model on one machine, and the one pass that everything goes through.
 
 use crate::error::Error;
-use crate::experts::{self, PassExperts};
+use crate::experts::{Checks, PassExperts};
 use crate::generate::Cancel;
 use crate::memory::{MemoryPlan, Wishes};
+use crate::placement::{Checksums, FolderReport, Placement};
 use crate::resident::{Embedding, Resident};
 use checkpoint::{Checkpoint, Class, K3Config};
 use drives::{Arena, MonotonicClock, Notice, Notices, StreamOptions, Streamer, ThreadBackend};
@@ -19,6 +20,8 @@ pub struct Options {
     pub memory: u64,
     /// Tokens that a sequence may reach.
     pub positions: usize,
+    /// Sequences that are held at one time, at least 1.
+    pub sequences: usize,
     /// Rows of the largest pass that would be useful: the length of the prompt, say.
     pub pass_rows: usize,
     /// Whether the logits of all rows of a pass are wanted at once.
@@ -31,8 +34,15 @@ pub struct Options {
     pub isa: Isa,
     /// Reads in flight for each drive.
     pub depth: usize,
+    /// Where experts are read from.
+    pub placement: Placement,
+    /// Whether experts are compared with the checksums of packs before they are used. It costs about 0.05 seconds of one core
+    /// for a gigabyte, more where the bytes have left the cache.
+    pub check: bool,
     /// Epsilon of the two norms inside MLA.
     pub mla_eps: f32,
+    /// Ends the loading early, with [`Error::Cancelled`].
+    pub cancel: Cancel,
 }
 
 impl Default for Options {
@@ -40,13 +50,17 @@ impl Default for Options {
         Self {
             memory: crate::memory::default_budget(),
             positions: 4096,
+            sequences: 1,
             pass_rows: 512,
             all_logits: false,
             slots: None,
             threads: std::thread::available_parallelism().map_or(1, usize::from),
             isa: Isa::detect(),
             depth: drives::DEFAULT_DEPTH,
+            placement: Placement::default(),
+            check: true,
             mla_eps: DEFAULT_MLA_EPS,
+            cancel: Cancel::default(),
         }
     }
 }
@@ -64,6 +78,8 @@ pub struct Stats {
     pub expert_bytes_read: u64,
     /// The same, widened to whole pages.
     pub device_bytes: u64,
+    /// Expert bytes that were compared with a checksum and found right, or mended.
+    pub expert_bytes_checked: u64,
 }
 
 /// A sequence: its tokens and the state after them.
@@ -103,6 +119,8 @@ pub struct Engine {
     model: KimiK3<Cpu>,
     workspace: Workspace<Rows>,
     streamer: Streamer,
+    checksums: Option<Checksums>,
+    folders: Vec<FolderReport>,
     embedding: Embedding,
     plan: MemoryPlan,
     notices: Notices,
@@ -121,22 +139,28 @@ impl Engine {
                 limit: config.max_position_embeddings,
             });
         }
-        let layout = Arc::new(experts::layout(&checkpoint)?);
+        check_supported(&checkpoint)?;
+        let notices = Notices::default();
+        let placed = options.placement.survey(&checkpoint, &notices)?;
+        let layout = Arc::new(placed.layout);
+        let checksums = options
+            .check
+            .then(|| Checksums::new(Arc::clone(&layout), placed.packs, &notices));
         let wishes = Wishes {
             budget: options.memory,
             positions: options.positions,
+            sequences: options.sequences,
             pass_rows: options.pass_rows,
             all_logits: options.all_logits,
             slots: options.slots,
             threads: options.threads,
         };
-        let plan = MemoryPlan::new(&checkpoint, layout.slot_bytes() as u64, &wishes)?;
-        let notices = Notices::default();
+        let plan = MemoryPlan::new(config, checkpoint.schema(), layout.slot_bytes() as u64, &wishes)?;
         let cpu = Cpu::new(options.isa, options.threads)?;
         let sizes = checkpoint.sizes();
         let total = sizes.trunk() - sizes.of(Class::Embedding);
         let mut report = |done| progress(done, total);
-        let mut resident = Resident::new(&checkpoint, &notices, options.depth, &mut report);
+        let mut resident = Resident::new(&checkpoint, &notices, options, &mut report);
         let model = KimiK3::load(&cpu, config, options.mla_eps, &mut resident)?;
         let workspace = Workspace::new(&cpu, config, plan.pass_rows);
         let clock = Arc::new(MonotonicClock::new());
@@ -149,6 +173,8 @@ impl Engine {
             model,
             workspace,
             streamer,
+            checksums,
+            folders: placed.folders,
             embedding,
             plan,
             notices,
@@ -173,9 +199,24 @@ impl Engine {
         &self.plan
     }
 
+    /// The folders that experts are read from, and what each holds.
+    pub fn folders(&self) -> &[FolderReport] {
+        &self.folders
+    }
+
     /// Things that the user should know, since the last call.
     pub fn notices(&self) -> Vec<Notice> {
         self.notices.take()
+    }
+
+    /// The kernels in use.
+    pub fn isa(&self) -> Isa {
+        self.cpu.isa()
+    }
+
+    /// Compute threads in use.
+    pub fn threads(&self) -> usize {
+        self.cpu.threads()
     }
 
     /// Seconds that opening took.
@@ -252,6 +293,9 @@ impl Engine {
         let last = self.config().vocab_size as u32 - 1;
         let mut ids = vec![];
         for part in parts.iter() {
+            if part.sequence.spoilt {
+                return Err(Error::Spoilt);
+            }
             if part.ids.is_empty() {
                 return Err(Error::EmptyPrompt);
             }
@@ -261,18 +305,20 @@ impl Engine {
         if let Some(&found) = ids.iter().find(|&&id| id > last) {
             return Err(Error::TokenId { found, last });
         }
-        assert!(
-            ids.len() <= self.plan.pass_rows,
-            "a pass of {} rows where {} were planned",
-            ids.len(),
-            self.plan.pass_rows
-        );
+        if ids.len() > self.plan.pass_rows {
+            return Err(Error::PassRows {
+                found: ids.len(),
+                planned: self.plan.pass_rows,
+            });
+        }
+        if let Some(&found) = logits_of.iter().find(|&&row| row >= ids.len()) {
+            return Err(Error::NoSuchRow { found, rows: ids.len() });
+        }
         cancel.check()?;
         let embeddings = self.embedding.rows(&ids)?;
         let mut segments: Vec<Segment<'_, Cpu>> = parts
             .iter_mut()
             .map(|part| {
-                assert!(!part.sequence.spoilt, "a spoilt sequence was used again");
                 // Only a pass that ends well takes this back.
                 part.sequence.spoilt = true;
                 Segment {
@@ -282,7 +328,9 @@ impl Engine {
             })
             .collect();
         let needed = &mut self.stats.expert_bytes_needed;
-        let mut experts = PassExperts::new(&self.checkpoint, &mut self.streamer, cancel, needed);
+        let bytes = &mut self.stats.expert_bytes_checked;
+        let checks = self.checksums.as_ref().map(|checksums| Checks { checksums, bytes });
+        let mut experts = PassExperts::new(&self.checkpoint, &mut self.streamer, cancel, needed, checks);
         let input = Input {
             segments: &mut segments,
             embeddings: &embeddings,
@@ -309,4 +357,29 @@ impl Engine {
         self.stats.rows += ids.len() as u64;
         Ok(logits)
     }
+}
+
+/// Refuses a model that is in order but beyond what the kernels and the streamer are made for.
+fn check_supported(checkpoint: &Checkpoint) -> Result<(), Error> {
+    let c = checkpoint.config();
+    let refuse = |what, found, expected: String| {
+        Err(Error::Unsupported {
+            path: checkpoint.dir().join("config.json"),
+            what,
+            found,
+            expected,
+        })
+    };
+    let blocks = c.num_hidden_layers.div_ceil(c.attn_res_block_size);
+    if blocks >= kernels::MAX_SOURCES {
+        let expected = format!(
+            "at most {} blocks of attn_res_block_size layers",
+            kernels::MAX_SOURCES - 1
+        );
+        return refuse("attention residual blocks", blocks, expected);
+    }
+    if c.moe_layers() == 0 {
+        return refuse("layers with routed experts", 0, "at least 1".into());
+    }
+    Ok(())
 }

@@ -10,6 +10,9 @@ pub enum Error {
     /// A read failed, or memory for reads cannot be had.
     #[error(transparent)]
     Drives(#[from] drives::Error),
+    /// The drives do not hold the model's experts, or hold something else.
+    #[error(transparent)]
+    Placement(#[from] crate::PlacementError),
     /// The compute threads cannot be started.
     #[error(transparent)]
     Threads(#[from] kernels::ThreadsError),
@@ -75,6 +78,39 @@ pub enum Error {
         wanted: usize,
         /// The model's own limit.
         limit: usize,
+    },
+    /// A sequence whose last pass failed was used again.
+    #[error(
+        "a pass over this sequence failed midway, so its state is of no more use; start a new sequence from its tokens"
+    )]
+    Spoilt,
+    /// A pass of more rows than planned.
+    #[error("a pass of {found} rows, expected at most the {planned} that memory was set aside for; split it")]
+    PassRows {
+        /// Rows of the pass.
+        found: usize,
+        /// Rows planned for.
+        planned: usize,
+    },
+    /// Logits of a row that the pass does not have.
+    #[error("logits of row {found} of a pass of {rows} rows; ask for rows 0 to {}", rows.saturating_sub(1))]
+    NoSuchRow {
+        /// The row.
+        found: usize,
+        /// Rows of the pass.
+        rows: usize,
+    },
+    /// A model that this program does not run, although its checkpoint is in order.
+    #[error("{}: {what}: found {found}, expected {expected}; this model is not supported", path.display())]
+    Unsupported {
+        /// The configuration.
+        path: PathBuf,
+        /// The field or property.
+        what: &'static str,
+        /// Its value.
+        found: usize,
+        /// What would do.
+        expected: String,
     },
     /// The caller asked to stop.
     #[error("cancelled")]

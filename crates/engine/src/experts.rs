@@ -2,37 +2,16 @@
 
 use crate::error::Error;
 use crate::generate::Cancel;
-use checkpoint::{Checkpoint, ExpertPart, ExpertPlace, TEXT_PREFIX, expert_tensor_name};
-use drives::{Barrier, ExpertId, Landed, LayoutBuilder, Source, Streamer};
+use crate::placement::Checksums;
+use checkpoint::{Checkpoint, ExpertPart, TEXT_PREFIX, expert_tensor_name};
+use drives::{Barrier, ExpertId, Landed, Streamer};
 use kernels::{Elements, ExpertMatrices, Matrix};
 use models::ExpertStream;
 
-/// The published folder as a layout: one home for each expert.
-pub(crate) fn layout(checkpoint: &Checkpoint) -> Result<drives::Layout, Error> {
-    let c = checkpoint.config();
-    let mut builder = LayoutBuilder::new();
-    for layer in (0..c.num_hidden_layers).filter(|&layer| c.is_moe(layer)) {
-        for expert in 0..c.num_experts {
-            let place = checkpoint.expert(layer, expert)?;
-            let mut sources = Vec::with_capacity(place.extents().len());
-            for extent in place.extents() {
-                let file = builder.file(&checkpoint.shards()[extent.shard].path)?;
-                sources.push(Source {
-                    file,
-                    offset: extent.offset,
-                    len: extent.len,
-                });
-            }
-            builder.expert(
-                ExpertId {
-                    layer: layer as u32,
-                    expert: expert as u32,
-                },
-                &sources,
-            )?;
-        }
-    }
-    Ok(builder.build()?)
+/// Checksums that experts are compared with, and the sum of bytes compared.
+pub(crate) struct Checks<'a> {
+    pub(crate) checksums: &'a Checksums,
+    pub(crate) bytes: &'a mut u64,
 }
 
 /// Streams the experts of one pass and counts what it needed.
@@ -41,6 +20,7 @@ pub(crate) struct PassExperts<'a> {
     streamer: &'a mut Streamer,
     cancel: &'a Cancel,
     needed_bytes: &'a mut u64,
+    checks: Option<Checks<'a>>,
     barrier: Option<(usize, Barrier)>,
 }
 
@@ -50,28 +30,42 @@ impl<'a> PassExperts<'a> {
         streamer: &'a mut Streamer,
         cancel: &'a Cancel,
         needed_bytes: &'a mut u64,
+        checks: Option<Checks<'a>>,
     ) -> Self {
         Self {
             checkpoint,
             streamer,
             cancel,
             needed_bytes,
+            checks,
             barrier: None,
         }
     }
 
-    fn run(&self, layer: usize, landed: &Landed, run: &mut dyn FnMut(u32, &ExpertMatrices)) -> Result<(), Error> {
+    fn run(&mut self, layer: usize, landed: &Landed, run: &mut dyn FnMut(u32, &ExpertMatrices)) -> Result<(), Error> {
         let c = self.checkpoint.config();
         let expert = landed.expert.expert as usize;
         let place = self.checkpoint.expert(layer, expert)?;
+        let repaired = match &mut self.checks {
+            Some(Checks { checksums, bytes }) => checksums.check(landed.expert, &landed.lease, bytes)?,
+            None => None,
+        };
+        // One tensor's bytes where they landed, or where they were mended.
+        let part = |part: ExpertPart| {
+            let at = place.part(part);
+            let extent = repaired
+                .as_ref()
+                .map_or(landed.lease.extent(at.extent), |extents| &extents[at.extent]);
+            &extent[at.offset as usize..][..at.len as usize]
+        };
         let (inner, latent) = (c.moe_intermediate_size, c.routed_expert_hidden_size);
         let matrix = |rows, cols, packed, scale| -> Result<Matrix<'_>, Error> {
             let m = Matrix::new(
                 rows,
                 cols,
                 Elements::Mxfp4 {
-                    packed: part(landed, &place, packed),
-                    scale: part(landed, &place, scale),
+                    packed: part(packed),
+                    scale: part(scale),
                 },
             )?;
             match m.find_nan_scale() {
@@ -94,12 +88,6 @@ impl<'a> PassExperts<'a> {
         run(landed.expert.expert, &matrices);
         Ok(())
     }
-}
-
-/// One tensor's bytes where they landed.
-fn part<'a>(landed: &'a Landed, place: &ExpertPlace, part: ExpertPart) -> &'a [u8] {
-    let at = place.part(part);
-    &landed.lease.extent(at.extent)[at.offset as usize..][..at.len as usize]
 }
 
 impl ExpertStream for PassExperts<'_> {
@@ -126,8 +114,9 @@ impl ExpertStream for PassExperts<'_> {
         let Some((layer, barrier)) = &self.barrier else {
             return Ok(false);
         };
+        let layer = *layer;
         match self.streamer.next(barrier)? {
-            Some(landed) => self.run(*layer, &landed, run).map(|()| true),
+            Some(landed) => self.run(layer, &landed, run).map(|()| true),
             None => {
                 self.barrier = None;
                 Ok(false)

@@ -100,7 +100,8 @@ pub enum Progress {
 }
 
 impl Engine {
-    /// Continues `sequence` by the request's prompt and then by new tokens. `listen` hears of progress and may end the
+    /// Continues `sequence` by the request's prompt and then by new tokens. The last new token is chosen but not fed: whoever
+    /// goes on puts it in front of the next prompt. `listen` hears of progress and may end the
     /// generation; it then counts as stopped. When cancelled inside a pass the sequence is spoilt, see [`Sequence::is_spoilt`].
     pub fn generate(
         &mut self,

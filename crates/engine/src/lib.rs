@@ -2,9 +2,11 @@
 //!
 //! An [`Engine`] is one model on one machine. Opening it divides the memory it is given ([`MemoryPlan`]) among resident
 //! weights, sequence state, the activations of a pass and slots for experts in flight, and loads what stays resident.
-//! Nothing large is taken after that. A [`Sequence`] holds tokens and the state after them. [`Engine::pass`] runs rows of
+//! Only the pages of a sequence's latents are taken later, as it grows; the plan has counted them. A [`Sequence`] holds tokens and the state after them. [`Engine::pass`] runs rows of
 //! any number of sequences through the model, with each needed expert read once; prompts, decoding and batches are all
 //! passes. [`Engine::generate`] chooses tokens one after the other.
+//!
+//! A [`Placement`] says which drives hold experts; [`place`] puts them there, by a [`PlacePlan`].
 //!
 //! ```no_run
 //! use engine::{Cancel, Engine, Options, Request, Sampling};
@@ -27,6 +29,7 @@ mod error;
 mod experts;
 mod generate;
 mod memory;
+mod placement;
 mod resident;
 mod sample;
 mod transcript;
@@ -36,7 +39,13 @@ pub use error::Error;
 pub use generate::{Cancel, Finish, Generated, Progress, Request};
 pub use kernels::{Isa, NUMERICS_VERSION, Routes};
 pub use memory::{
-    MAX_PASS_ROWS, MemoryPlan, RESERVE_BYTES, RESERVE_SHARE, Wishes, default_budget, human, peak_bytes, trunk_bytes,
+    MAX_PASS_ROWS, MemoryPlan, RESERVE_BYTES, RESERVE_SHARE, Wishes, available_for_budget, default_budget, human,
+    most_slot_bytes, peak_bytes, trunk_bytes,
+};
+pub use models::kimi_k3::{DEFAULT_MLA_EPS, state_bytes};
+pub use placement::{
+    ExpertSet, FolderReport, NamedDrive, Part, PlaceOptions, PlacePlan, PlaceProgress, PlaceReport, Placed, Placement,
+    PlacementError, PlanLine, place,
 };
 pub use sample::{Sampler, Sampling, greedy};
 pub use transcript::{Piece, Transcript};

@@ -1,7 +1,7 @@
 //! Budgets first: what the memory is divided among, decided before anything large is taken.
 
 use crate::error::Error;
-use checkpoint::{Checkpoint, Class};
+use checkpoint::{Class, K3Config, Schema};
 use drives::PAGE_BYTES;
 use models::kimi_k3::{LOGIT_ROWS, Workspace, state_bytes};
 use std::fmt;
@@ -27,8 +27,10 @@ const MOST_SLOTS: usize = 64;
 pub struct Wishes {
     /// Bytes in all.
     pub budget: u64,
-    /// Positions that the sequence may reach.
+    /// Positions that a sequence may reach.
     pub positions: usize,
+    /// Sequences held at one time.
+    pub sequences: usize,
     /// Rows of the largest pass that would be useful.
     pub pass_rows: usize,
     /// Whether the logits of every row of a pass are wanted at once.
@@ -48,14 +50,16 @@ pub struct MemoryPlan {
     pub program: u64,
     /// Resident weights, as stored.
     pub trunk: u64,
-    /// State of one sequence at its longest.
+    /// State of all sequences at their longest.
     pub state: u64,
     /// Activations of a pass, results of experts in flight among them.
     pub pass: u64,
     /// Slots that experts land in.
     pub slots: u64,
-    /// Positions that the state has room for.
+    /// Positions that a sequence's state has room for.
     pub positions: usize,
+    /// Sequences that the state has room for.
+    pub sequences: usize,
     /// Rows of the largest pass.
     pub pass_rows: usize,
     /// Number of slots.
@@ -63,28 +67,23 @@ pub struct MemoryPlan {
 }
 
 impl MemoryPlan {
-    /// Divides the budget, or says what would be enough.
+    /// Divides the budget, or says what would be enough. The files need not be there: configuration and schema suffice,
+    /// with the bytes of a slot, for which there is [`most_slot_bytes`].
     ///
     /// Experts in flight come before long passes down to the slots that one row needs; then passes grow as far as they fit.
-    pub fn new(checkpoint: &Checkpoint, slot_bytes: u64, wishes: &Wishes) -> Result<Self, Error> {
-        let c = checkpoint.config();
-        let tables =
-            c.vocab_size as u64 * VOCABULARY_ENTRY_BYTES + (c.moe_layers() * c.num_experts) as u64 * EXPERT_ENTRY_BYTES;
-        let least_slots = wishes.slots.unwrap_or(1).max(1);
+    pub fn new(c: &K3Config, schema: &Schema, slot_bytes: u64, wishes: &Wishes) -> Result<Self, Error> {
+        let least_slots = least_slots(wishes);
         let most_slots = wishes.slots.unwrap_or(c.num_experts.min(MOST_SLOTS)).max(1);
         let good_slots = c.num_experts_per_token.clamp(least_slots, most_slots);
+        let fixed = Self::least(c, schema, slot_bytes, wishes);
         let plan = |rows: usize, slots: usize| Self {
-            budget: wishes.budget,
-            program: PROGRAM_BYTES + tables,
-            trunk: trunk_bytes(checkpoint),
-            state: state_bytes(c, wishes.positions),
-            pass: pass_bytes(checkpoint, rows, wishes),
+            pass: pass_bytes(c, rows, wishes),
             slots: slots as u64 * slot_bytes,
-            positions: wishes.positions,
             pass_rows: rows,
             slot_count: slots,
+            ..fixed.clone()
         };
-        let least = plan(1, least_slots);
+        let least = &fixed;
         if least.total() > wishes.budget {
             return Err(Error::Memory {
                 budget: wishes.budget,
@@ -102,6 +101,25 @@ impl MemoryPlan {
         });
         let slots = largest(least_slots, most_slots, |slots| fits(rows, slots));
         Ok(plan(rows, slots))
+    }
+
+    /// The least that runs at all: passes of one row, and one slot unless more are wished for. It may exceed the budget.
+    pub fn least(c: &K3Config, schema: &Schema, slot_bytes: u64, wishes: &Wishes) -> Self {
+        let tables =
+            c.vocab_size as u64 * VOCABULARY_ENTRY_BYTES + (c.moe_layers() * c.num_experts) as u64 * EXPERT_ENTRY_BYTES;
+        let slots = least_slots(wishes);
+        Self {
+            budget: wishes.budget,
+            program: PROGRAM_BYTES + tables,
+            trunk: trunk_bytes(schema),
+            state: wishes.sequences.max(1) as u64 * state_bytes(c, wishes.positions),
+            sequences: wishes.sequences.max(1),
+            pass: pass_bytes(c, 1, wishes),
+            slots: slots as u64 * slot_bytes,
+            positions: wishes.positions,
+            pass_rows: 1,
+            slot_count: slots,
+        }
     }
 
     /// Bytes of all parts.
@@ -126,7 +144,7 @@ impl fmt::Display for MemoryPlan {
         let note = |name| match name {
             "program" => "code and tables".to_owned(),
             "trunk" => "resident weights".to_owned(),
-            "state" => format!("one sequence of up to {} tokens", self.positions),
+            "state" => format!("{} sequence(s) of up to {} tokens", self.sequences, self.positions),
             "pass" => format!("activations and expert results of up to {} rows", self.pass_rows),
             _ => format!("{} experts in flight", self.slot_count),
         };
@@ -141,6 +159,17 @@ impl fmt::Display for MemoryPlan {
             human(self.budget)
         )
     }
+}
+
+fn least_slots(wishes: &Wishes) -> usize {
+    wishes.slots.unwrap_or(1).max(1)
+}
+
+/// Bytes of a slot for an expert of `expert_bytes` bytes in `extents` pieces, wherever in the pages these begin.
+pub fn most_slot_bytes(expert_bytes: u64, extents: u64) -> u64 {
+    let page = PAGE_BYTES as u64;
+    // A piece touches at most one page more than it would when it began with one, and pages are whole.
+    (expert_bytes + extents * (page - 1)).next_multiple_of(page) + (extents.max(1) - 1) * page
 }
 
 /// The largest number from `low` to `high` that fits; `low` is taken to fit. Needs grow with the number.
@@ -158,12 +187,8 @@ fn largest(low: usize, high: usize, fits: impl Fn(usize) -> bool) -> usize {
 }
 
 /// Bytes of the resident weights: matrices as stored, in whole pages; vectors as f32.
-pub fn trunk_bytes(checkpoint: &Checkpoint) -> u64 {
-    let resident = checkpoint
-        .schema()
-        .trunk()
-        .iter()
-        .filter(|spec| spec.class != Class::Embedding);
+pub fn trunk_bytes(schema: &Schema) -> u64 {
+    let resident = schema.trunk().iter().filter(|spec| spec.class != Class::Embedding);
     resident
         .map(|spec| match is_matrix(spec.shape.dims()) {
             true => spec.bytes().next_multiple_of(PAGE_BYTES as u64) + PAGE_BYTES as u64,
@@ -177,8 +202,7 @@ fn is_matrix(dims: &[u64]) -> bool {
     matches!(dims, [rows, _] if *rows > 1)
 }
 
-fn pass_bytes(checkpoint: &Checkpoint, rows: usize, wishes: &Wishes) -> u64 {
-    let c = checkpoint.config();
+fn pass_bytes(c: &K3Config, rows: usize, wishes: &Wishes) -> u64 {
     let wanted = if wishes.all_logits { rows + LOGIT_ROWS } else { 2 };
     let logits = (wanted * c.vocab_size * 4) as u64;
     let embeddings = (rows * (c.hidden_size * 2 + PAGE_BYTES)) as u64;
@@ -209,6 +233,12 @@ pub fn human(bytes: u64) -> String {
 pub fn default_budget() -> u64 {
     let available = available_bytes().unwrap_or(0);
     available.saturating_sub(RESERVE_BYTES.max(available / RESERVE_SHARE))
+}
+
+/// The available memory at which [`default_budget`] is `budget` or more, in bytes.
+pub fn available_for_budget(budget: u64) -> u64 {
+    // An upper bound: less by at most RESERVE_SHARE bytes would do.
+    (budget + RESERVE_BYTES).max(budget + budget / (RESERVE_SHARE - 1) + 1)
 }
 
 fn available_bytes() -> Option<u64> {
@@ -251,6 +281,31 @@ mod tests {
         assert_eq!(largest(1, 100, |_| true), 100);
         assert_eq!(largest(1, 100, |_| false), 1);
         assert_eq!(largest(5, 2, |_| true), 5);
+    }
+
+    #[test]
+    fn a_slot_holds_an_expert_wherever_it_begins() {
+        let page = PAGE_BYTES as u64;
+        let pages = |offset: u64, len: u64| (offset % page + len).next_multiple_of(page);
+        for len in [1, 2, 4095, 4096, 4097, 8192, 17_547_264] {
+            let worst = (0..page).map(|offset| pages(offset, len)).max();
+            assert_eq!(Some(most_slot_bytes(len, 1)), worst, "{len}");
+        }
+        // Two pieces, cut and placed anyhow.
+        for (first, second) in [(1, 1), (4096, 4096), (4097, 2), (5000, 3192)] {
+            let worst = pages(page - 1, first) + pages(page - 1, second);
+            assert!(most_slot_bytes(first + second, 2) >= worst, "{first} {second}");
+        }
+    }
+
+    #[test]
+    fn the_reserve_is_left_of_the_available_memory() {
+        for budget in [0, 1, 1 << 30, 20 << 30, 112 << 30, 1 << 40] {
+            let available = available_for_budget(budget);
+            let left = |available: u64| available.saturating_sub(RESERVE_BYTES.max(available / RESERVE_SHARE));
+            assert!(left(available) >= budget, "{budget}");
+            assert!(left(available - 2) <= budget, "{budget}");
+        }
     }
 
     #[test]

@@ -1,6 +1,8 @@
 //! Resident tensors and embedding rows, read from the checkpoint's own files.
 
+use crate::engine::Options;
 use crate::error::Error;
+use crate::generate::Cancel;
 use checkpoint::{Checkpoint, Dtype, TensorInfo};
 use drives::{AlignedBuf, DirectFile, Notices};
 use kernels::WeightFormat;
@@ -15,23 +17,25 @@ pub(crate) struct Resident<'a> {
     checkpoint: &'a Checkpoint,
     notices: &'a Notices,
     readers: usize,
+    cancel: &'a Cancel,
     open: Option<(usize, DirectFile)>,
     progress: &'a mut dyn FnMut(u64),
     bytes: u64,
 }
 
 impl<'a> Resident<'a> {
-    /// `progress` is told the bytes read so far. `readers` threads read a large tensor.
+    /// `progress` is told the bytes read so far. As many threads as reads in flight are allowed read a large tensor.
     pub(crate) fn new(
         checkpoint: &'a Checkpoint,
         notices: &'a Notices,
-        readers: usize,
+        options: &'a Options,
         progress: &'a mut dyn FnMut(u64),
     ) -> Self {
         Self {
             checkpoint,
             notices,
-            readers,
+            readers: options.depth,
+            cancel: &options.cancel,
             open: None,
             progress,
             bytes: 0,
@@ -63,6 +67,7 @@ impl TensorSource for Resident<'_> {
     type Error = Error;
 
     fn tensor(&mut self, name: &str) -> Result<Tensor, Error> {
+        self.cancel.check()?;
         let info = *self.checkpoint.tensor(name)?;
         let readers = self.readers;
         let buffer = AlignedBuf::read_range(self.file(info.shard)?, info.offset, info.len as usize, readers)?;

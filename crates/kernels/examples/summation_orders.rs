@@ -7,6 +7,8 @@
 //! `cargo run --release -p kernels --example summation_orders` prints one line per case: packed GB/s of one core.
 
 #[cfg(target_arch = "x86_64")]
+// Register arrays are clearer by index.
+#[allow(clippy::needless_range_loop, clippy::missing_safety_doc)]
 mod x86 {
     use std::arch::x86_64::*;
     use std::hint::black_box;

@@ -3,8 +3,7 @@
 use crate::format::bf16_to_f32;
 use crate::functions::exp;
 use crate::isa::multiversion;
-use crate::matmul::LANES;
-use crate::vector::dot_body;
+use crate::matmul::{LANES, tree};
 
 /// Positions of one softmax block. Blocks are counted from position 0, so that a row's result does not depend on how the
 /// positions arrived.
@@ -83,50 +82,155 @@ impl Softmax {
 }
 
 multiversion! {
-    /// Takes one block of positions into the running softmax of one row and head.
+    /// Takes one block of positions into the running softmaxes of a few heads of one row.
     ///
-    /// `query` and each row of `block` have the cache's width; `out` is the weighted sum of the first `out.len()` numbers of
-    /// each row, not yet divided. In order: all scores `<query, row> * scale`; the maximum with the running one; sum and
-    /// `out` rescaled by `exp(old - new)`; then positions ascending `p = exp(score - max)`, `sum += p`, `out += p * row`.
+    /// `queries` holds a query of the cache's width for each head; `out` the weighted sums of the first numbers of each row,
+    /// not yet divided, head after head. In order, for each head: all scores `<query, row> * scale`; the maximum with the
+    /// running one; sum and `out` rescaled by `exp(old - new)`; then positions ascending `p = exp(score - max)`, `sum += p`,
+    /// `out += p * row`. Heads are taken together only so that a row of the cache is loaded once for several.
     pub(crate) unsafe fn attend_block(
-        softmax: &mut Softmax, query: &[f32], block: &[f32], scale: f32, out: &mut [f32],
+        softmax: &mut [Softmax], queries: &[f32], width: usize, block: &[f32], scale: f32, out: &mut [f32],
     ) {
-        let width = query.len();
-        let mut scores = [0.0f32; ATTENTION_BLOCK];
-        let positions = block.len() / width;
+        let value = out.len() / softmax.len();
+        let mut heads = softmax.chunks_exact_mut(HEADS);
+        let mut queries = queries.chunks_exact(HEADS * width);
+        let mut out = out.chunks_exact_mut(HEADS * value);
+        for ((softmax, query), out) in (&mut heads).zip(&mut queries).zip(&mut out) {
+            heads_block::<HEADS>(softmax, query, width, block, scale, out);
+        }
+        let rest = queries.remainder().chunks_exact(width).zip(out.into_remainder().chunks_exact_mut(value));
+        for (softmax, (query, out)) in heads.into_remainder().chunks_exact_mut(1).zip(rest) {
+            heads_block::<1>(softmax, query, width, block, scale, out);
+        }
+    }
+}
+
+/// Heads that are taken together.
+const HEADS: usize = 4;
+/// Positions whose scores are computed together: with four heads 16 running sums, which hide the latency of a multiply-add.
+const POSITIONS: usize = 4;
+/// Registers of 16 outputs that a head's weighted sum is computed for together.
+const CHUNKS: usize = 4;
+
+#[inline(always)]
+fn heads_block<const G: usize>(
+    softmax: &mut [Softmax],
+    queries: &[f32],
+    width: usize,
+    block: &[f32],
+    scale: f32,
+    out: &mut [f32],
+) {
+    let positions = block.len() / width;
+    let mut scores = [[0.0f32; ATTENTION_BLOCK]; G];
+    let mut p = 0;
+    while p + POSITIONS <= positions {
+        score_tile::<G, POSITIONS>(queries, width, &block[p * width..], p, &mut scores);
+        p += POSITIONS;
+    }
+    while p < positions {
+        score_tile::<G, 1>(queries, width, &block[p * width..], p, &mut scores);
+        p += 1;
+    }
+    let mut keep = [0.0f32; G];
+    for ((softmax, scores), keep) in softmax.iter_mut().zip(&mut scores).zip(&mut keep) {
         let scores = &mut scores[..positions];
         let mut max = softmax.max;
-        for (score, row) in scores.iter_mut().zip(block.chunks_exact(width)) {
-            *score = dot_body(query, row) * scale;
+        for score in scores.iter_mut() {
+            *score *= scale;
             max = if *score > max { *score } else { max };
         }
-        let keep = exp(softmax.max - max);
+        *keep = exp(softmax.max - max);
         softmax.max = max;
-        softmax.sum *= keep;
+        softmax.sum *= *keep;
         for score in scores.iter_mut() {
             *score = exp(*score - max);
+        }
+        for score in scores.iter() {
             softmax.sum += *score;
         }
-        // 16 outputs at a time keep their sums in registers over the whole block.
-        let (chunks, rest) = out.as_chunks_mut::<LANES>();
-        let whole = chunks.len() * LANES;
-        for (c, out) in chunks.iter_mut().enumerate() {
-            let mut acc = *out;
-            acc.iter_mut().for_each(|a| *a *= keep);
-            for (p, row) in scores.iter().zip(block.chunks_exact(width)) {
-                for (a, v) in acc.iter_mut().zip(&row[c * LANES..][..LANES]) {
-                    *a = p.mul_add(*v, *a);
+    }
+    let value = out.len() / G;
+    let mut first = 0;
+    while first + CHUNKS * LANES <= value {
+        value_tile::<G, { CHUNKS * LANES }>(&scores, positions, width, block, first, value, &keep, out);
+        first += CHUNKS * LANES;
+    }
+    while first < value {
+        value_tile::<G, 1>(&scores, positions, width, block, first, value, &keep, out);
+        first += 1;
+    }
+}
+
+/// Scores of `G` heads for the first `P` rows of `rows`, into `scores[head][at..]`. Each is `vector::dot`.
+#[inline(always)]
+fn score_tile<const G: usize, const P: usize>(
+    queries: &[f32],
+    width: usize,
+    rows: &[f32],
+    at: usize,
+    scores: &mut [[f32; ATTENTION_BLOCK]; G],
+) {
+    let queries: [&[f32]; G] = std::array::from_fn(|g| &queries[g * width..][..width]);
+    let rows: [&[f32]; P] = std::array::from_fn(|p| &rows[p * width..][..width]);
+    let mut acc = [[[0.0f32; LANES]; P]; G];
+    let whole = width / LANES * LANES;
+    for c in (0..whole).step_by(LANES) {
+        let rows: [&[f32; LANES]; P] = std::array::from_fn(|p| lanes(rows[p], c));
+        for (acc, query) in acc.iter_mut().zip(&queries) {
+            let query = lanes(query, c);
+            for (acc, row) in acc.iter_mut().zip(&rows) {
+                for l in 0..LANES {
+                    acc[l] = query[l].mul_add(row[l], acc[l]);
                 }
             }
-            *out = acc;
         }
-        for (c, out) in rest.iter_mut().enumerate() {
-            let mut acc = *out * keep;
-            for (p, row) in scores.iter().zip(block.chunks_exact(width)) {
-                acc = p.mul_add(row[whole + c], acc);
+    }
+    for (g, acc) in acc.iter_mut().enumerate() {
+        for (p, acc) in acc.iter_mut().enumerate() {
+            for (i, lane) in (whole..width).zip(acc.iter_mut()) {
+                *lane = queries[g][i].mul_add(rows[p][i], *lane);
             }
-            *out = acc;
+            scores[g][at + p] = tree(*acc);
         }
+    }
+}
+
+#[inline(always)]
+fn lanes(x: &[f32], at: usize) -> &[f32; LANES] {
+    x[at..at + LANES].as_array().expect("a slice of LANES numbers")
+}
+
+/// Outputs `first..first + N` of the weighted sums of `G` heads.
+#[inline(always)]
+#[allow(clippy::too_many_arguments)]
+fn value_tile<const G: usize, const N: usize>(
+    weights: &[[f32; ATTENTION_BLOCK]; G],
+    positions: usize,
+    width: usize,
+    block: &[f32],
+    first: usize,
+    value: usize,
+    keep: &[f32; G],
+    out: &mut [f32],
+) {
+    let mut acc = [[0.0f32; N]; G];
+    for (g, acc) in acc.iter_mut().enumerate() {
+        for (a, o) in acc.iter_mut().zip(&out[g * value + first..][..N]) {
+            *a = o * keep[g];
+        }
+    }
+    for (p, row) in block.chunks_exact(width).take(positions).enumerate() {
+        let row = &row[first..first + N];
+        for (acc, weights) in acc.iter_mut().zip(weights) {
+            let w = weights[p];
+            for (a, v) in acc.iter_mut().zip(row) {
+                *a = w.mul_add(*v, *a);
+            }
+        }
+    }
+    for (g, acc) in acc.iter().enumerate() {
+        out[g * value + first..][..N].copy_from_slice(acc);
     }
 }
 
@@ -168,14 +272,22 @@ mod tests {
     }
 
     fn attend(isa: Isa, cache: &Latents, positions: usize, query: &[f32], scale: f32, value: usize) -> Vec<f32> {
-        let mut softmax = Softmax::new();
-        let mut out = vec![0.0; value];
+        let width = query.len();
+        // Six heads, so that a full group and single heads are met; all have the same query and must agree.
+        const ALL: usize = HEADS + 2;
+        let queries = query.repeat(ALL);
+        let mut softmax = vec![Softmax::new(); ALL];
+        let mut out = vec![0.0; ALL * value];
         for block in cache.blocks(positions) {
             // SAFETY: the form is available.
-            unsafe { attend_block(isa, &mut softmax, query, block, scale, &mut out) };
+            unsafe { attend_block(isa, &mut softmax, &queries, width, block, scale, &mut out) };
         }
-        // SAFETY: the form is available.
-        unsafe { finish(isa, &softmax, &mut out) };
+        for (softmax, out) in softmax.iter().zip(out.chunks_exact_mut(value)) {
+            // SAFETY: the form is available.
+            unsafe { finish(isa, softmax, out) };
+        }
+        assert!(out.chunks_exact(value).all(|head| head == &out[..value]));
+        out.truncate(value);
         out
     }
 

@@ -2,9 +2,10 @@
 #![allow(dead_code)] // each test file uses its part
 
 use checkpoint::Checkpoint;
-use engine::{Engine, Options};
+use engine::{Cancel, Engine, Options, PassRows, Sequence};
 use serde::Deserialize;
 use std::path::{Path, PathBuf};
+use tempfile::TempDir;
 
 /// Room for the small models of the tests.
 pub fn plain_options() -> Options {
@@ -21,6 +22,13 @@ pub fn open(dir: &Path, options: &Options) -> Engine {
     Engine::open(checkpoint, options, &mut |_, _| ()).unwrap()
 }
 
+/// The tiny model, whose weights anyone can recompute, in a folder of its own.
+pub fn tiny() -> TempDir {
+    let dir = tempfile::tempdir().unwrap();
+    checkpoint::tiny::write_tiny(dir.path()).unwrap();
+    dir
+}
+
 #[derive(Deserialize)]
 pub struct LayerTrace {
     pub layer: usize,
@@ -33,12 +41,14 @@ pub struct LayerTrace {
 struct Ids {
     prompt_ids: Vec<u32>,
     generated_ids: Vec<u32>,
+    long_prompt_ids: Vec<u32>,
 }
 
 /// A checkpoint with known answers.
 pub struct Golden {
     pub dir: PathBuf,
     pub prompt: Vec<u32>,
+    pub long_prompt: Vec<u32>,
     pub generated: Vec<u32>,
     pub prompt_logits: Vec<f32>,
     pub trace: Vec<LayerTrace>,
@@ -53,6 +63,7 @@ impl Golden {
         let ids: Ids = serde_json::from_str(&text("ids.json")).unwrap();
         Self {
             prompt: ids.prompt_ids,
+            long_prompt: ids.long_prompt_ids,
             generated: ids.generated_ids,
             prompt_logits: read_npy(&dir.join("prompt_logits_f64ref.npy")),
             trace: serde_json::from_str(&text("trace.json")).unwrap(),
@@ -78,4 +89,36 @@ pub fn read_npy(path: &Path) -> Vec<f32> {
 pub fn largest_difference(a: &[f32], b: &[f32]) -> f32 {
     assert_eq!(a.len(), b.len());
     a.iter().zip(b).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max)
+}
+
+pub fn bits(logits: Vec<f32>) -> Vec<u32> {
+    logits.into_iter().map(f32::to_bits).collect()
+}
+
+/// The logits after each of `ids`.
+pub fn pass(engine: &mut Engine, sequence: &mut Sequence, ids: &[u32]) -> Vec<u32> {
+    let all: Vec<usize> = (0..ids.len()).collect();
+    let parts = &mut [PassRows { sequence, ids }];
+    bits(engine.pass(parts, &all, &Cancel::default(), None).unwrap())
+}
+
+/// The logits after each of `ids`, fed in passes of the given sizes, which repeat.
+pub fn fed(engine: &mut Engine, ids: &[u32], sizes: &[usize]) -> Vec<u32> {
+    let mut sequence = engine.new_sequence();
+    let mut sizes = sizes.iter().cycle();
+    let mut logits = vec![];
+    while sequence.ids().len() < ids.len() {
+        let rest = &ids[sequence.ids().len()..];
+        let part = &rest[..rest.len().min(*sizes.next().unwrap())];
+        logits.extend(pass(engine, &mut sequence, part));
+    }
+    assert_eq!(sequence.ids(), ids);
+    logits
+}
+
+/// Not `assert_eq`, which would print a hundred thousand numbers.
+pub fn assert_same(got: &[u32], want: &[u32], what: &str) {
+    assert_eq!(got.len(), want.len(), "{what}");
+    let other = got.iter().zip(want).position(|(a, b)| a != b);
+    assert_eq!(other, None, "{what}: first number with other bits");
 }

@@ -4,6 +4,9 @@ use crate::kda;
 use crate::matmul::{Output, Packed, matmul};
 use crate::mla::{self, Latents, Softmax};
 
+/// Heads of one attention task come in multiples of this.
+const HEAD_GROUP: usize = 4;
+
 /// A row's place: which span, and which row of the span.
 fn places(spans: &[Span], rows: usize) -> Vec<(usize, usize)> {
     let mut places = vec![(usize::MAX, 0); rows];
@@ -123,20 +126,38 @@ impl Cpu {
         y.resize(q.rows);
         let places = places(spans, q.rows);
         let full = shape.latent + shape.shared;
-        let work = y.data_mut().chunks_exact_mut(shape.latent).enumerate().collect();
-        self.each(work, |(i, out)| {
-            let (row, head) = (i / shape.heads, i % shape.heads);
+        // A task takes a group of heads of one row through all blocks, so that a block is read once for the group.
+        let groups = (self.threads * 2)
+            .div_ceil(q.rows.max(1))
+            .clamp(1, shape.heads.div_ceil(HEAD_GROUP));
+        let group = shape
+            .heads
+            .div_ceil(groups)
+            .next_multiple_of(HEAD_GROUP)
+            .min(shape.heads);
+        let work = y
+            .data_mut()
+            .chunks_exact_mut(shape.heads * shape.latent)
+            .enumerate()
+            .flat_map(|(row, out)| {
+                let heads = out.chunks_mut(group * shape.latent).enumerate();
+                heads.map(move |(g, out)| (row, g * group, out))
+            })
+            .collect();
+        self.each(work, |(row, first, out)| {
+            let heads = out.len() / shape.latent;
             let (s, inside) = places[row];
             let positions = caches[s].len() - spans[s].rows + inside + 1;
-            let query = &q.row(row)[head * full..][..full];
-            let mut softmax = Softmax::new();
+            let queries = &q.row(row)[first * full..(first + heads) * full];
+            let mut softmax = vec![Softmax::new(); heads];
             out.fill(0.0);
-            // SAFETY: `new` checked the form.
-            unsafe {
-                for block in caches[s].blocks(positions) {
-                    mla::attend_block(self.isa, &mut softmax, query, block, scale, out);
-                }
-                mla::finish(self.isa, &softmax, out);
+            for block in caches[s].blocks(positions) {
+                // SAFETY: `new` checked the form.
+                unsafe { mla::attend_block(self.isa, &mut softmax, queries, full, block, scale, out) };
+            }
+            for (softmax, out) in softmax.iter().zip(out.chunks_exact_mut(shape.latent)) {
+                // SAFETY: `new` checked the form.
+                unsafe { mla::finish(self.isa, softmax, out) };
             }
         });
     }

@@ -150,6 +150,9 @@ pub(crate) unsafe fn matmul(isa: Isa, w: &Matrix, outputs: Range<usize>, x: &Pac
         outputs.end <= w.rows() && outputs.end <= y.stride,
         "outputs {outputs:?} of {w}"
     );
+    if outputs.is_empty() || x.rows() == 0 {
+        return;
+    }
     // SAFETY: the caller's promise, and the shapes were checked above and by `Matrix::new`.
     unsafe {
         match isa {

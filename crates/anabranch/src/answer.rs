@@ -1,0 +1,206 @@
+//! One answer: the tokens, the text, and what they cost.
+
+use std::ops::ControlFlow;
+use std::time::Instant;
+
+use checkpoint::tokenizer::Tokenizer;
+use engine::{Cancel, Engine, Finish, Progress, Request, Sequence, Transcript, human};
+use serde::Serialize;
+
+use crate::error::Error;
+use crate::output::{self, Meter, Screen, grouped};
+
+/// An answer, in the words of `--json`.
+#[derive(Debug, Serialize)]
+pub struct Answer {
+    pub prompt_ids: Vec<u32>,
+    pub ids: Vec<u32>,
+    pub text: String,
+    pub reasoning: String,
+    #[serde(serialize_with = "finish_name")]
+    pub finish_reason: Finish,
+    pub stats: Stats,
+}
+
+/// What an answer cost. Times in seconds.
+#[derive(Debug, Default, Serialize)]
+pub struct Stats {
+    /// Tokens fed before the first new one.
+    pub prompt_tokens: usize,
+    pub generated_tokens: usize,
+    pub load_s: f64,
+    /// Until the first new token.
+    pub prefill_s: f64,
+    /// From then on.
+    pub decode_s: f64,
+    pub expert_bytes_needed: u64,
+    pub expert_bytes_read: u64,
+    pub device_bytes: u64,
+    /// The most that the process held; `None` where the system does not tell.
+    pub peak_memory_bytes: Option<u64>,
+}
+
+fn finish_name<S: serde::Serializer>(finish: &Finish, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.serialize_str(finish.name())
+}
+
+impl Answer {
+    /// What there is when loading was interrupted.
+    pub fn none(prompt_ids: Vec<u32>, load_s: f64) -> Self {
+        Self {
+            prompt_ids,
+            ids: vec![],
+            text: String::new(),
+            reasoning: String::new(),
+            finish_reason: Finish::Cancelled,
+            stats: Stats {
+                load_s,
+                peak_memory_bytes: engine::peak_bytes(),
+                ..Stats::default()
+            },
+        }
+    }
+
+    pub fn json(&self) -> Result<String, Error> {
+        let text = serde_json::to_string(self).map_err(|e| Error::Output(e.into()))?;
+        Ok(text + "\n")
+    }
+}
+
+/// Continues `sequence` by the request, showing the text as it comes. The prompt ids of the answer are those of the
+/// request.
+pub fn answer(
+    engine: &mut Engine,
+    tokenizer: &Tokenizer,
+    sequence: &mut Sequence,
+    request: Request,
+    mut transcript: Transcript,
+    screen: &mut Screen<'_>,
+    cancel: &Cancel,
+) -> Result<Answer, Error> {
+    let before = engine.stats();
+    let mut shown = Ok(());
+    let mut meter = Meter::new();
+    let of = request.prompt.len();
+    let start = Instant::now();
+    meter.show(|| format!("reading the prompt of {of} tokens"));
+    let made = engine.generate(sequence, &request, cancel, &mut |progress| match progress {
+        Progress::Prompt { done, of } => {
+            meter.show(|| {
+                let left = output::time_left(start, done as u64, of as u64);
+                format!("reading the prompt: {done} of {of} tokens{left}")
+            });
+            ControlFlow::Continue(())
+        }
+        Progress::Token(id) => {
+            meter.clear();
+            let mut pieces = transcript.push(tokenizer, id).into_iter();
+            shown = pieces.try_for_each(|piece| screen.show(&piece));
+            match shown.is_err() || transcript.stopped() {
+                true => ControlFlow::Break(()),
+                false => ControlFlow::Continue(()),
+            }
+        }
+    });
+    meter.clear();
+    let made = made?;
+    shown?;
+    for piece in transcript.finish(tokenizer) {
+        screen.show(&piece)?;
+    }
+    screen.end()?;
+    let after = engine.stats();
+    Ok(Answer {
+        stats: Stats {
+            prompt_tokens: request.prompt.len(),
+            generated_tokens: made.ids.len(),
+            load_s: 0.0,
+            prefill_s: made.prefill_s,
+            decode_s: made.decode_s,
+            expert_bytes_needed: after.expert_bytes_needed - before.expert_bytes_needed,
+            expert_bytes_read: after.expert_bytes_read - before.expert_bytes_read,
+            device_bytes: after.device_bytes - before.device_bytes,
+            peak_memory_bytes: engine::peak_bytes(),
+        },
+        prompt_ids: request.prompt,
+        ids: made.ids,
+        text: transcript.text,
+        reasoning: transcript.reasoning,
+        finish_reason: made.finish,
+    })
+}
+
+impl Stats {
+    /// The table of `--stats`.
+    pub fn table(&self) -> String {
+        let mut table = String::new();
+        let mut row = |name: &str, value: String| table += &format!("  {name:<12} {value}\n");
+        let times = |tokens: usize, passed: usize, seconds: f64| {
+            let rate = match seconds > 0.0 {
+                true => format!(", {:.2} tokens/s", passed as f64 / seconds),
+                false => String::new(),
+            };
+            format!("{} tokens in {}{rate}", grouped(tokens as u64), output::span(seconds))
+        };
+        row("load", output::span(self.load_s));
+        row("prompt", times(self.prompt_tokens, self.prompt_tokens, self.prefill_s));
+        // The first token comes out of the prompt's pass.
+        let decoded = self.generated_tokens.saturating_sub(1);
+        row("generated", times(self.generated_tokens, decoded, self.decode_s));
+        let seconds = self.prefill_s + self.decode_s;
+        for (name, bytes) in [
+            ("needed", self.expert_bytes_needed),
+            ("read", self.expert_bytes_read),
+            ("device", self.device_bytes),
+        ] {
+            let rate = match seconds > 0.0 {
+                true => format!(", {:.2} GB/s", bytes as f64 / seconds / 1e9),
+                false => String::new(),
+            };
+            row(name, format!("{} bytes ({}{rate})", grouped(bytes), human(bytes)));
+        }
+        match self.peak_memory_bytes {
+            Some(bytes) => row("peak memory", format!("{} bytes ({})", grouped(bytes), human(bytes))),
+            None => row("peak memory", "unknown on this system".to_owned()),
+        }
+        table
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_object_has_the_documented_fields() {
+        let mut answer = Answer::none(vec![1, 2], 0.5);
+        answer.stats.peak_memory_bytes = None;
+        answer.text = "a\u{1F600}\n".into();
+        let json: serde_json::Value = serde_json::from_str(&answer.json().unwrap()).unwrap();
+        let expected = serde_json::json!({
+            "prompt_ids": [1, 2], "ids": [], "text": "a\u{1F600}\n", "reasoning": "", "finish_reason": "cancelled",
+            "stats": {"prompt_tokens": 0, "generated_tokens": 0, "load_s": 0.5, "prefill_s": 0.0, "decode_s": 0.0,
+                "expert_bytes_needed": 0, "expert_bytes_read": 0, "device_bytes": 0, "peak_memory_bytes": null},
+        });
+        assert_eq!(json, expected);
+    }
+
+    #[test]
+    fn the_table_has_rates() {
+        let stats = Stats {
+            prompt_tokens: 19,
+            generated_tokens: 33,
+            prefill_s: 2.0,
+            decode_s: 8.0,
+            expert_bytes_read: 20_000_000_000,
+            ..Stats::default()
+        };
+        let table = stats.table();
+        assert!(table.contains("19 tokens in 2.0 s, 9.50 tokens/s"), "{table}");
+        assert!(table.contains("33 tokens in 8.0 s, 4.00 tokens/s"), "{table}");
+        assert!(
+            table.contains("read         20,000,000,000 bytes (18.6 GiB, 2.00 GB/s)"),
+            "{table}"
+        );
+    }
+}

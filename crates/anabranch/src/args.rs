@@ -1,0 +1,299 @@
+//! The command line as the user writes it.
+
+use std::ffi::OsString;
+use std::ops::RangeInclusive;
+use std::path::PathBuf;
+use std::sync::LazyLock;
+
+use clap::{Parser, Subcommand, ValueEnum};
+use engine::Isa;
+
+use crate::ids::{self, Ids};
+use crate::sizes;
+
+/// New tokens when `--max-tokens` does not say.
+pub const DEFAULT_MAX_TOKENS: usize = 512;
+/// Positions of a chat when `--context` does not say.
+pub const DEFAULT_CHAT_CONTEXT: usize = 8192;
+/// Compute threads that may be asked for.
+const THREADS: RangeInclusive<u64> = 1..=1024;
+
+const RUN_NOTES: &str = "\
+Byte counts (--stats, --json):
+  needed  expert_bytes_needed: the sum over all passes of the union of the
+          routes (every expert that any row of the pass is routed to, counted
+          once a layer) times the bytes of an expert
+  read    expert_bytes_read: expert bytes asked for
+  device  device_bytes: read, widened to whole pages
+
+Exit status: 0 done, 1 error, 2 wrong usage, 130 interrupted by Ctrl-C (what
+was generated until then is shown). A closed standard output ends quietly with 0.";
+
+const SIZE_NOTES: &str = "Sizes: GB = 10^9 bytes; GiB and G = 2^30 bytes; likewise K, M, T; a plain number is bytes.";
+
+static VERSION: LazyLock<String> =
+    LazyLock::new(|| format!("{} (numerics {})", env!("CARGO_PKG_VERSION"), engine::NUMERICS_VERSION));
+
+/// Runs mixture-of-experts models that are many times larger than memory, on one machine, by streaming the experts of
+/// each layer from disk.
+#[derive(Parser)]
+#[command(name = "anabranch", version = VERSION.as_str(), arg_required_else_help = true)]
+pub struct Args {
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+#[derive(Subcommand)]
+pub enum Command {
+    Run(Box<RunArgs>),
+    Inspect(InspectArgs),
+    Logits(LogitsArgs),
+    Synth(SynthArgs),
+}
+
+/// Answer a prompt, or chat.
+///
+/// The text goes to standard output, everything else to standard error. Without a prompt, and with a terminal as
+/// standard input, a chat begins.
+#[derive(clap::Args)]
+#[command(after_help = SIZE_NOTES, after_long_help = format!("{SIZE_NOTES}\n\n{RUN_NOTES}"))]
+pub struct RunArgs {
+    /// Folder of the checkpoint, as published; without it a small demo model
+    #[arg(long, value_name = "DIR")]
+    pub model: Option<PathBuf>,
+
+    /// The prompt; `-` reads all of standard input, as it is
+    ///
+    /// Text that spells a control token is ordinary text.
+    #[arg(long, value_name = "TEXT")]
+    pub prompt: Option<OsString>,
+
+    /// The prompt as token ids with commas between, fed as they are
+    #[arg(long, value_name = "IDS", value_parser = ids::parse, conflicts_with = "prompt")]
+    pub ids: Option<Ids>,
+
+    /// Continue the prompt's text instead of answering it: no chat format around it
+    #[arg(long)]
+    pub raw: bool,
+
+    /// Instructions in front of the conversation
+    #[arg(long, value_name = "TEXT", conflicts_with_all = ["raw", "ids"])]
+    pub system: Option<OsString>,
+
+    /// How much the model thinks before it answers
+    ///
+    /// The publisher's default is max; here it is off, since thoughts are thousands of tokens, which take hours when
+    /// experts are streamed from disk. Thoughts go to standard error.
+    #[arg(long, value_name = "EFFORT", default_value = "off", conflicts_with_all = ["raw", "ids"])]
+    pub thinking_effort: EffortName,
+
+    /// Most new tokens [default: 512, or as many as fit]
+    #[arg(long, value_name = "N", value_parser = positive)]
+    pub max_tokens: Option<usize>,
+
+    /// End the answer before this text; may be repeated
+    #[arg(long, value_name = "TEXT", value_parser = stop_text)]
+    pub stop: Vec<String>,
+
+    /// One JSON object on standard output, at the end, instead of text
+    ///
+    /// Its fields are prompt_ids, ids, text, reasoning, finish_reason (stop, length, cancelled) and stats.
+    #[arg(long)]
+    pub json: bool,
+
+    /// A table of times and bytes on standard error, at the end
+    #[arg(long)]
+    pub stats: bool,
+
+    /// How the memory is divided and which kernels run
+    #[arg(long, short)]
+    pub verbose: bool,
+
+    #[command(flatten)]
+    pub sampling: SamplingArgs,
+
+    #[command(flatten)]
+    pub machine: MachineArgs,
+
+    /// Tokens that the sequence may reach [default: what prompt and answer need; 8192 in a chat]
+    #[arg(long, value_name = "N", value_parser = positive, help_heading = "Machine")]
+    pub context: Option<usize>,
+}
+
+#[derive(clap::Args)]
+#[command(next_help_heading = "Sampling")]
+pub struct SamplingArgs {
+    /// Divides the logits; 0 always takes the most likely token [default: 0]
+    #[arg(long, value_name = "F", value_parser = temperature, allow_negative_numbers = true)]
+    pub temperature: Option<f32>,
+
+    /// Draw from the N most likely tokens; 0: from all
+    #[arg(long, value_name = "N", requires = "temperature", allow_negative_numbers = true)]
+    pub top_k: Option<usize>,
+
+    /// Draw from the most likely tokens whose probabilities reach this sum
+    #[arg(long, value_name = "F", requires = "temperature", value_parser = top_p, allow_negative_numbers = true)]
+    pub top_p: Option<f32>,
+
+    /// Draw from tokens at least this likely relative to the most likely one
+    #[arg(long, value_name = "F", requires = "temperature", value_parser = min_p, allow_negative_numbers = true)]
+    pub min_p: Option<f32>,
+
+    /// Chooses the random numbers; the same seed gives the same text
+    #[arg(long, value_name = "N", requires = "temperature", allow_negative_numbers = true)]
+    pub seed: Option<u64>,
+}
+
+#[derive(clap::Args)]
+#[command(next_help_heading = "Machine")]
+pub struct MachineArgs {
+    /// Memory to use [default: what is available, less the larger of 2 GiB and 10 %]
+    #[arg(long, value_name = "SIZE", value_parser = sizes::parse)]
+    pub memory: Option<u64>,
+
+    /// Compute threads [default: one for each processor]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(THREADS))]
+    pub threads: Option<u64>,
+
+    /// Kernels: plain, avx2 or avx512; all give the same bits [default: the fastest that runs here]
+    #[arg(long, value_name = "NAME", value_parser = isa, hide_short_help = true)]
+    pub isa: Option<Isa>,
+
+    /// Epsilon of the two norms inside MLA, which the release leaves to the code
+    #[arg(long, value_name = "F", default_value_t = engine::DEFAULT_MLA_EPS, value_parser = epsilon,
+          allow_negative_numbers = true, hide_short_help = true)]
+    pub mla_eps: f32,
+}
+
+/// Say what a checkpoint's folder holds, what is missing, and what memory it needs.
+///
+/// Only the small files and the shards' headers are read. The exit status is 1 when something is missing or wrong.
+#[derive(clap::Args)]
+#[command(after_help = SIZE_NOTES)]
+pub struct InspectArgs {
+    /// Folder of the checkpoint; without it the demo model
+    pub dir: Option<PathBuf>,
+
+    /// One JSON object instead of tables
+    #[arg(long)]
+    pub json: bool,
+
+    /// Divide this memory [default: what is available, less the larger of 2 GiB and 10 %]
+    #[arg(long, value_name = "SIZE", value_parser = sizes::parse)]
+    pub memory: Option<u64>,
+}
+
+/// Write the logits after a prompt to a .npy file.
+///
+/// They are f32 of shape (vocabulary), or with --all (tokens, vocabulary).
+#[derive(clap::Args)]
+#[command(after_help = SIZE_NOTES)]
+pub struct LogitsArgs {
+    /// Folder of the checkpoint, as published; without it a small demo model
+    #[arg(long, value_name = "DIR")]
+    pub model: Option<PathBuf>,
+
+    /// The prompt as token ids with commas between
+    #[arg(long, value_name = "IDS", value_parser = ids::parse)]
+    pub ids: Ids,
+
+    /// The logits after every token, not only after the last
+    #[arg(long)]
+    pub all: bool,
+
+    /// The file to write; it appears when it is complete
+    #[arg(long, value_name = "F.npy")]
+    pub out: PathBuf,
+
+    #[command(flatten)]
+    pub machine: MachineArgs,
+}
+
+/// Write a random checkpoint in the published layout.
+///
+/// It has the files, names, shapes and types of a release with this configuration; the weights are random, so the text
+/// means nothing.
+#[derive(clap::Args)]
+pub struct SynthArgs {
+    /// The config.json that says how large everything is
+    #[arg(long, value_name = "C.json")]
+    pub config: PathBuf,
+
+    /// Chooses the weights
+    #[arg(long, value_name = "S")]
+    pub seed: u64,
+
+    /// A new or empty folder
+    #[arg(long, value_name = "DIR")]
+    pub out: PathBuf,
+
+    /// True headers over holes: a model of any size, to open and plan with
+    #[arg(long)]
+    pub sparse: bool,
+}
+
+#[derive(Clone, Copy, ValueEnum)]
+pub enum EffortName {
+    Off,
+    Low,
+    High,
+    Max,
+}
+
+fn number(text: &str, expected: &str, fits: impl Fn(f32) -> bool) -> Result<f32, String> {
+    match text.parse() {
+        Ok(value) if fits(value) => Ok(value),
+        _ => Err(format!("found {text}, expected {expected}")),
+    }
+}
+
+fn temperature(text: &str) -> Result<f32, String> {
+    number(text, "a number from 0 up", |f| f >= 0.0 && f.is_finite())
+}
+
+fn top_p(text: &str) -> Result<f32, String> {
+    number(text, "a number above 0 and up to 1", |f| f > 0.0 && f <= 1.0)
+}
+
+fn min_p(text: &str) -> Result<f32, String> {
+    number(text, "a number from 0 to 1", |f| (0.0..=1.0).contains(&f))
+}
+
+fn epsilon(text: &str) -> Result<f32, String> {
+    number(text, "a number above 0", |f| f > 0.0 && f.is_finite())
+}
+
+fn positive(text: &str) -> Result<usize, String> {
+    let number = text.parse().ok().filter(|&n| n > 0);
+    number.ok_or_else(|| format!("found {text}, expected a whole number from 1 up"))
+}
+
+fn stop_text(text: &str) -> Result<String, String> {
+    match text {
+        "" => Err("found no text, expected at least one character".to_owned()),
+        _ => Ok(text.to_owned()),
+    }
+}
+
+fn isa(text: &str) -> Result<Isa, String> {
+    let available = Isa::available();
+    let found = available.iter().find(|isa| isa.to_string() == text);
+    found.copied().ok_or_else(|| {
+        let names: Vec<String> = available.iter().map(Isa::to_string).collect();
+        format!(
+            "found {text}, expected one that this processor runs: {}",
+            names.join(", ")
+        )
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        Args::command().debug_assert();
+    }
+}

@@ -1,0 +1,81 @@
+//! What ends a command early.
+
+use std::io;
+use std::path::{Path, PathBuf};
+
+/// An error, or another reason to end before the end. Each message is one line.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    #[error(transparent)]
+    Engine(#[from] engine::Error),
+    #[error(transparent)]
+    Checkpoint(#[from] checkpoint::Error),
+    #[error(transparent)]
+    Tokenizer(#[from] checkpoint::tokenizer::TokenizerError),
+    /// The command line asks for something that cannot be.
+    #[error("{0}")]
+    Usage(String),
+    #[error(
+        "{place}: found byte 0x{byte:02x} at offset {offset}, expected UTF-8 text; convert it first (iconv -t UTF-8), or give ids with --ids"
+    )]
+    NotUtf8 {
+        place: &'static str,
+        byte: u8,
+        offset: usize,
+    },
+    #[error("the prompt is empty: found 0 bytes with --raw, expected at least 1; give some text, or leave out --raw")]
+    EmptyRaw,
+    /// Prompt and answer do not fit.
+    #[error(
+        "a prompt of {prompt} tokens and --max-tokens {max_tokens} make {}, expected at most {limit} ({limited_by}); {next}",
+        prompt + max_tokens
+    )]
+    TooLong {
+        prompt: usize,
+        max_tokens: usize,
+        limit: usize,
+        limited_by: &'static str,
+        next: &'static str,
+    },
+    #[error("{}: cannot {action}: {source}; check that the folder exists, has room, and that you may write to it", path.display())]
+    File {
+        path: PathBuf,
+        action: &'static str,
+        source: io::Error,
+    },
+    #[error(
+        "found no folder for cached files (neither XDG_CACHE_HOME nor HOME is set), expected one for the demo model; set HOME, or name a model with --model"
+    )]
+    NoCache,
+    #[error("standard output: cannot write: {0}; check where the output goes")]
+    Output(io::Error),
+    #[error("standard input: cannot read: {0}; check where the input comes from")]
+    Input(io::Error),
+    #[error("cannot listen for Ctrl-C: {0}; report it")]
+    Signals(#[from] ctrlc::Error),
+    #[error("{}: found {problems} problems, expected a complete checkpoint; {next}", path.display())]
+    Incomplete { path: PathBuf, problems: u64, next: String },
+    /// Somebody pressed Ctrl-C, and what there is has been shown.
+    #[error("interrupted")]
+    Interrupted,
+}
+
+impl Error {
+    pub fn file(path: &Path, action: &'static str, source: io::Error) -> Self {
+        Error::File {
+            path: path.to_owned(),
+            action,
+            source,
+        }
+    }
+
+    /// Whether it is Ctrl-C, wherever it was noticed.
+    pub fn is_interrupt(&self) -> bool {
+        matches!(
+            self,
+            Error::Interrupted
+                | Error::Engine(engine::Error::Cancelled)
+                | Error::Checkpoint(checkpoint::Error::Stopped { .. })
+        )
+    }
+}

@@ -1,0 +1,275 @@
+//! `anabranch run`: an answer to one prompt, or a chat.
+
+use std::io::{IsTerminal, Read};
+use std::time::Instant;
+
+use checkpoint::Checkpoint;
+use checkpoint::chat::{Message, Role, render};
+use checkpoint::tokenizer::Tokenizer;
+use engine::{Engine, Finish, Request, Transcript};
+
+use crate::answer::{Answer, answer};
+use crate::args::{DEFAULT_CHAT_CONTEXT, DEFAULT_MAX_TOKENS};
+use crate::chat::Chat;
+use crate::error::Error;
+use crate::model::{self, Needs};
+use crate::output::{self, Screen};
+use crate::settings::{Conversation, Display, Input, Run, TextSource};
+use crate::signals::Interrupt;
+
+/// Rows of the largest pass of a chat, whose prompts are not known in advance.
+const CHAT_PASS_ROWS: usize = 512;
+
+pub fn run(settings: &Run, interrupt: &Interrupt) -> Result<(), Error> {
+    let stops = || settings.generation.stops.clone();
+    match &settings.input {
+        Input::Chat(conversation) => chat(settings, conversation, interrupt),
+        Input::Ids(ids) => once(settings, interrupt, |_| Ok((ids.clone(), Transcript::raw(stops())))),
+        Input::Raw(source) => once(settings, interrupt, |tokenizer| {
+            let text = read_text(source)?;
+            if text.is_empty() {
+                return Err(Error::EmptyRaw);
+            }
+            Ok((tokenizer.encode_ordinary(&text), Transcript::raw(stops())))
+        }),
+        Input::Question(source, conversation) => once(settings, interrupt, |tokenizer| {
+            let mut messages = opening(conversation)?;
+            messages.push(Message::new(Role::User, read_text(source)?));
+            let prompt = render(tokenizer, &messages, conversation.effort);
+            Ok((prompt, Transcript::chat(conversation.effort, stops())))
+        }),
+    }
+}
+
+/// One prompt, one answer.
+fn once(
+    settings: &Run,
+    interrupt: &Interrupt,
+    prompt: impl FnOnce(&Tokenizer) -> Result<(Vec<u32>, Transcript), Error>,
+) -> Result<(), Error> {
+    let _working = interrupt.working();
+    let start = Instant::now();
+    let dir = model::folder(&settings.model)?;
+    let checkpoint = Checkpoint::open(&dir)?;
+    let tokenizer = Tokenizer::load(&dir)?;
+    let (prompt, transcript) = prompt(&tokenizer)?;
+    model::check_ids(&checkpoint, &prompt)?;
+    let room = Room::new(
+        prompt.len(),
+        settings.generation.max_tokens,
+        settings.context,
+        checkpoint.config().max_position_embeddings,
+    )?;
+    let needs = Needs {
+        positions: room.positions,
+        pass_rows: prompt.len(),
+        all_logits: false,
+    };
+    let stop_ids = checkpoint.stop_ids().to_vec();
+    let mut engine = match model::load(checkpoint, &settings.machine, &needs, interrupt) {
+        Err(error) if error.is_interrupt() => {
+            return finish(&Answer::none(prompt, start.elapsed().as_secs_f64()), &settings.display);
+        }
+        loaded => loaded?,
+    };
+    let load_s = start.elapsed().as_secs_f64();
+    if settings.display.verbose {
+        describe(&engine);
+    }
+    let request = Request {
+        prompt,
+        max_tokens: room.max_tokens,
+        stop_ids,
+        sampling: settings.generation.sampling,
+    };
+    let (mut stdout, mut stderr) = (std::io::stdout(), std::io::stderr());
+    let (mut no_text, mut no_side) = (std::io::sink(), std::io::sink());
+    let mut screen = match settings.display.json {
+        true => Screen::new(&mut no_text, &mut no_side, false),
+        false => Screen::new(&mut stdout, &mut stderr, std::io::stderr().is_terminal()),
+    };
+    let mut sequence = engine.new_sequence();
+    let cancel = interrupt.cancel();
+    let made = answer(
+        &mut engine,
+        &tokenizer,
+        &mut sequence,
+        request,
+        transcript,
+        &mut screen,
+        cancel,
+    );
+    model::pass_notices_on(&engine);
+    let mut made = made?;
+    made.stats.load_s = load_s;
+    finish(&made, &settings.display)
+}
+
+/// Shows what is shown at the end.
+fn finish(answer: &Answer, display: &Display) -> Result<(), Error> {
+    if display.stats {
+        output::say(answer.stats.table().trim_end());
+    }
+    if display.json {
+        output::print(&answer.json()?)?;
+    }
+    match answer.finish_reason {
+        Finish::Cancelled => Err(Error::Interrupted),
+        Finish::Stop | Finish::Length => Ok(()),
+    }
+}
+
+fn chat(settings: &Run, conversation: &Conversation, interrupt: &Interrupt) -> Result<(), Error> {
+    let loading = interrupt.working();
+    let dir = model::folder(&settings.model)?;
+    let checkpoint = Checkpoint::open(&dir)?;
+    let tokenizer = Tokenizer::load(&dir)?;
+    let limit = checkpoint.config().max_position_embeddings;
+    let needs = Needs {
+        positions: settings.context.unwrap_or(DEFAULT_CHAT_CONTEXT.min(limit)),
+        pass_rows: CHAT_PASS_ROWS,
+        all_logits: false,
+    };
+    let opening = opening(conversation)?;
+    let mut engine = model::load(checkpoint, &settings.machine, &needs, interrupt)?;
+    drop(loading);
+    if settings.display.verbose {
+        describe(&engine);
+    }
+    let mut chat = Chat {
+        engine: &mut engine,
+        tokenizer: &tokenizer,
+        generation: &settings.generation,
+        effort: conversation.effort,
+        messages: opening,
+        sequence: None,
+        stats: settings.display.stats,
+    };
+    let (mut stdout, mut stderr) = (std::io::stdout(), std::io::stderr());
+    let mut screen = Screen::new(&mut stdout, &mut stderr, std::io::stderr().is_terminal());
+    chat.talk(&mut std::io::stdin().lock(), &mut screen, interrupt)
+}
+
+/// What precedes the first question.
+fn opening(conversation: &Conversation) -> Result<Vec<Message>, Error> {
+    let Some(system) = &conversation.system else {
+        return Ok(vec![]);
+    };
+    let system = utf8(system.as_encoded_bytes(), "--system")?;
+    Ok(vec![Message::new(Role::System, system)])
+}
+
+fn read_text(source: &TextSource) -> Result<String, Error> {
+    match source {
+        TextSource::Given(text) => utf8(text.as_encoded_bytes(), "--prompt"),
+        TextSource::Stdin => {
+            let mut bytes = vec![];
+            std::io::stdin().read_to_end(&mut bytes).map_err(Error::Input)?;
+            utf8(&bytes, "standard input")
+        }
+    }
+}
+
+/// The text of bytes that came from `place`.
+pub fn utf8(bytes: &[u8], place: &'static str) -> Result<String, Error> {
+    match std::str::from_utf8(bytes) {
+        Ok(text) => Ok(text.to_owned()),
+        Err(error) => Err(Error::NotUtf8 {
+            place,
+            byte: bytes[error.valid_up_to()],
+            offset: error.valid_up_to(),
+        }),
+    }
+}
+
+/// How long the answer may get, and the positions that it needs.
+#[derive(Debug, PartialEq)]
+pub struct Room {
+    pub max_tokens: usize,
+    pub positions: usize,
+}
+
+impl Room {
+    /// Room for an answer to a prompt of `prompt` tokens where the model goes up to `limit`.
+    pub fn new(prompt: usize, max_tokens: Option<usize>, context: Option<usize>, limit: usize) -> Result<Self, Error> {
+        let most = context.unwrap_or(limit);
+        let left = most.saturating_sub(prompt);
+        let max_tokens = max_tokens.unwrap_or(DEFAULT_MAX_TOKENS.min(left).max(1));
+        if max_tokens > left {
+            let (limited_by, next) = match context {
+                Some(_) => ("--context", "raise --context, or ask for fewer tokens"),
+                None => (
+                    "max_position_embeddings of the model",
+                    "shorten the prompt, or ask for fewer tokens",
+                ),
+            };
+            return Err(Error::TooLong {
+                prompt,
+                max_tokens,
+                limit: most,
+                limited_by,
+                next,
+            });
+        }
+        Ok(Self {
+            max_tokens,
+            positions: context.unwrap_or(prompt + max_tokens),
+        })
+    }
+}
+
+/// What `--verbose` tells.
+fn describe(engine: &Engine) {
+    output::say(format_args!("memory:\n{}", engine.plan().to_string().trim_end()));
+    output::say(format_args!(
+        "kernels: {}, {} threads, numerics {}",
+        engine.isa(),
+        engine.threads(),
+        engine::NUMERICS_VERSION
+    ));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_answer_takes_the_room_there_is() {
+        let room = |max_tokens, positions| Room { max_tokens, positions };
+        assert_eq!(Room::new(10, None, None, 8192).unwrap(), room(512, 522));
+        assert_eq!(Room::new(10, None, None, 100).unwrap(), room(90, 100));
+        assert_eq!(Room::new(10, None, Some(50), 100).unwrap(), room(40, 50));
+        assert_eq!(Room::new(10, Some(40), Some(50), 100).unwrap(), room(40, 50));
+        for (prompt, max_tokens, context, words) in [
+            (
+                10,
+                Some(41),
+                Some(50),
+                "10 tokens and --max-tokens 41 make 51, expected at most 50 (--context)",
+            ),
+            (
+                10,
+                Some(91),
+                None,
+                "make 101, expected at most 100 (max_position_embeddings",
+            ),
+            (100, None, None, "100 tokens and --max-tokens 1 make 101"),
+            (
+                60,
+                None,
+                Some(50),
+                "60 tokens and --max-tokens 1 make 61, expected at most 50",
+            ),
+        ] {
+            let error = Room::new(prompt, max_tokens, context, 100).unwrap_err().to_string();
+            assert!(error.contains(words), "{error}");
+        }
+    }
+
+    #[test]
+    fn the_first_wrong_byte_is_named() {
+        assert_eq!(utf8("é".as_bytes(), "x").unwrap(), "é");
+        let error = utf8(b"ab\xC3", "x").unwrap_err().to_string();
+        assert!(error.starts_with("x: found byte 0xc3 at offset 2"), "{error}");
+    }
+}

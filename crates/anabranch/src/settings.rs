@@ -1,0 +1,237 @@
+//! What the command line means: flags and environment are turned into these once, and nothing below sees either.
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+
+use checkpoint::chat::Effort;
+use engine::{Isa, Sampling};
+
+use crate::args::{self, EffortName};
+use crate::error::Error;
+
+/// What the process finds around it.
+pub struct Surroundings {
+    /// Whether somebody types at standard input.
+    pub stdin_is_terminal: bool,
+    /// The user's folder for cached files.
+    pub cache: Option<PathBuf>,
+}
+
+impl Surroundings {
+    pub fn look() -> Self {
+        use std::io::IsTerminal;
+        let absolute = |path: &PathBuf| path.is_absolute();
+        let home = || std::env::home_dir().filter(absolute);
+        let xdg = std::env::var_os("XDG_CACHE_HOME").map(PathBuf::from).filter(absolute);
+        Self {
+            stdin_is_terminal: std::io::stdin().is_terminal(),
+            cache: xdg.or_else(|| match cfg!(target_os = "macos") {
+                true => Some(home()?.join("Library/Caches")),
+                false => Some(home()?.join(".cache")),
+            }),
+        }
+    }
+}
+
+/// Which checkpoint.
+pub enum Model {
+    Folder(PathBuf),
+    /// The demo model, kept in this folder of cached files.
+    Demo(Option<PathBuf>),
+}
+
+/// What the engine may use.
+pub struct Machine {
+    /// Bytes.
+    pub memory: Option<u64>,
+    pub threads: Option<usize>,
+    pub isa: Option<Isa>,
+    pub mla_eps: f32,
+}
+
+/// Where a text comes from.
+pub enum TextSource {
+    Given(OsString),
+    Stdin,
+}
+
+/// What is to be continued.
+pub enum Input {
+    /// A conversation at the terminal.
+    Chat(Conversation),
+    /// One question of a conversation.
+    Question(TextSource, Conversation),
+    /// Plain text.
+    Raw(TextSource),
+    /// Tokens.
+    Ids(Vec<u32>),
+}
+
+/// What is around the messages of a conversation.
+pub struct Conversation {
+    pub system: Option<OsString>,
+    pub effort: Effort,
+}
+
+/// How to generate.
+pub struct Generation {
+    pub max_tokens: Option<usize>,
+    pub sampling: Sampling,
+    pub stops: Vec<String>,
+}
+
+/// How to show the result.
+pub struct Display {
+    pub json: bool,
+    pub stats: bool,
+    pub verbose: bool,
+}
+
+pub struct Run {
+    pub model: Model,
+    pub input: Input,
+    pub generation: Generation,
+    pub display: Display,
+    pub machine: Machine,
+    /// Positions to set memory aside for.
+    pub context: Option<usize>,
+}
+
+pub struct Inspect {
+    pub model: Model,
+    pub json: bool,
+    /// Bytes.
+    pub memory: Option<u64>,
+}
+
+pub struct Logits {
+    pub model: Model,
+    pub ids: Vec<u32>,
+    pub all: bool,
+    pub out: PathBuf,
+    pub machine: Machine,
+}
+
+pub struct Synth {
+    pub config: PathBuf,
+    pub seed: u64,
+    pub out: PathBuf,
+    pub sparse: bool,
+}
+
+/// One command.
+pub enum Settings {
+    Run(Box<Run>),
+    Inspect(Inspect),
+    Logits(Logits),
+    Synth(Synth),
+}
+
+impl Settings {
+    /// # Errors
+    ///
+    /// [`Error::Usage`] for flags that make no sense together.
+    pub fn new(args: args::Args, around: Surroundings) -> Result<Self, Error> {
+        Ok(match args.command {
+            args::Command::Run(args) => Settings::Run(Box::new(run(*args, around)?)),
+            args::Command::Inspect(args) => Settings::Inspect(Inspect {
+                model: model(args.dir, around),
+                json: args.json,
+                memory: args.memory,
+            }),
+            args::Command::Logits(args) => Settings::Logits(Logits {
+                model: model(args.model, around),
+                ids: args.ids.0,
+                all: args.all,
+                out: args.out,
+                machine: machine(args.machine),
+            }),
+            args::Command::Synth(args) => Settings::Synth(Synth {
+                config: args.config,
+                seed: args.seed,
+                out: args.out,
+                sparse: args.sparse,
+            }),
+        })
+    }
+}
+
+fn run(args: args::RunArgs, around: Surroundings) -> Result<Run, Error> {
+    let conversation = Conversation {
+        system: args.system,
+        effort: match args.thinking_effort {
+            EffortName::Off => Effort::Off,
+            EffortName::Low => Effort::Low,
+            EffortName::High => Effort::High,
+            EffortName::Max => Effort::Max,
+        },
+    };
+    let input = match (args.ids, args.prompt) {
+        (Some(ids), _) => Input::Ids(ids.0),
+        (None, Some(prompt)) => {
+            let source = match prompt == "-" {
+                true => TextSource::Stdin,
+                false => TextSource::Given(prompt),
+            };
+            match args.raw {
+                true => Input::Raw(source),
+                false => Input::Question(source, conversation),
+            }
+        }
+        (None, None) if !around.stdin_is_terminal => {
+            return Err(Error::Usage(
+                "found no prompt, and standard input is no terminal to chat at, expected --prompt or --ids; \
+                 to read the prompt from standard input give --prompt -"
+                    .to_owned(),
+            ));
+        }
+        (None, None) if args.raw || args.json => {
+            return Err(Error::Usage(
+                "found no prompt, expected --prompt or --ids with --raw and --json; without both flags a chat begins"
+                    .to_owned(),
+            ));
+        }
+        (None, None) => Input::Chat(conversation),
+    };
+    Ok(Run {
+        model: model(args.model, around),
+        input,
+        generation: Generation {
+            max_tokens: args.max_tokens,
+            sampling: sampling(&args.sampling),
+            stops: args.stop,
+        },
+        display: Display {
+            json: args.json,
+            stats: args.stats,
+            verbose: args.verbose,
+        },
+        machine: machine(args.machine),
+        context: args.context,
+    })
+}
+
+fn sampling(args: &args::SamplingArgs) -> Sampling {
+    let all = Sampling::default();
+    Sampling {
+        temperature: args.temperature.unwrap_or(all.temperature),
+        top_k: args.top_k.unwrap_or(all.top_k),
+        top_p: args.top_p.unwrap_or(all.top_p),
+        min_p: args.min_p.unwrap_or(all.min_p),
+        seed: args.seed.unwrap_or(all.seed),
+    }
+}
+
+fn model(dir: Option<PathBuf>, around: Surroundings) -> Model {
+    dir.map_or(Model::Demo(around.cache), Model::Folder)
+}
+
+fn machine(args: args::MachineArgs) -> Machine {
+    Machine {
+        memory: args.memory,
+        // At most 1024, see the command line.
+        threads: args.threads.map(|n| n as usize),
+        isa: args.isa,
+        mla_eps: args.mla_eps,
+    }
+}

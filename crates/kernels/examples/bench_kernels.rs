@@ -1,0 +1,334 @@
+//! Each kernel's share of its floor: the larger of bytes / read bandwidth and operations / multiply-add peak, both
+//! measured in the same run, interleaved with the kernels.
+//!
+//! `cargo run --release -p kernels --example bench_kernels [-- OUT.json]` or `make bench-kernels`.
+
+use kernels::{Backend, Cpu, Elements, ExpertMatrices, Isa, Matrix, MlaShape, SituCaps, Span, Taker, WeightFormat};
+use std::hint::black_box;
+use std::io::Write;
+use std::sync::Arc;
+use std::time::Instant;
+
+/// Weights of one measurement: beyond any cache of the machines that we know.
+const WEIGHT_BYTES: usize = 1 << 30;
+/// Repetitions; the median counts.
+const REPEATS: usize = 5;
+const ROWS: [usize; 5] = [1, 4, 16, 64, 512];
+
+struct Noise(u64);
+
+impl Noise {
+    fn next(&mut self) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        self.0
+    }
+    fn bytes(&mut self, n: usize) -> Vec<u8> {
+        let mut v = vec![0; n];
+        v.chunks_mut(8)
+            .for_each(|c| c.copy_from_slice(&self.next().to_le_bytes()[..c.len()]));
+        v
+    }
+    /// bf16 numbers in [-1, 1).
+    fn bf16(&mut self, n: usize) -> Vec<u8> {
+        let mut v = self.bytes(2 * n);
+        for b in v.chunks_exact_mut(2) {
+            // Sign and mantissa stay random; the exponent becomes one of four below 1.
+            b[1] = (b[1] & 0x80) | 0x3e | (b[1] & 1);
+        }
+        v
+    }
+}
+
+fn median(mut v: Vec<f64>) -> f64 {
+    v.sort_by(f64::total_cmp);
+    v[v.len() / 2]
+}
+
+fn seconds(mut f: impl FnMut()) -> f64 {
+    let start = Instant::now();
+    f();
+    start.elapsed().as_secs_f64()
+}
+
+/// Bytes per second of reading `data` on all threads of a scope.
+fn read_bandwidth(data: &[u8], threads: usize) -> f64 {
+    let part = data.len() / threads;
+    let t = seconds(|| {
+        std::thread::scope(|s| {
+            for p in data.chunks(part).take(threads) {
+                s.spawn(move || black_box(sum(p)));
+            }
+        })
+    });
+    (part * threads) as f64 / t
+}
+
+#[cfg(target_arch = "x86_64")]
+fn sum(p: &[u8]) -> u64 {
+    #[target_feature(enable = "avx512f")]
+    fn wide(p: &[u8]) -> u64 {
+        use std::arch::x86_64::*;
+        let mut acc = [_mm512_setzero_si512(); 8];
+        for c in p.chunks_exact(512) {
+            for (i, acc) in acc.iter_mut().enumerate() {
+                // SAFETY: 512 bytes a chunk.
+                *acc = _mm512_or_si512(*acc, unsafe { _mm512_loadu_si512(c.as_ptr().add(64 * i).cast()) });
+            }
+        }
+        let all = acc.into_iter().reduce(|a, b| _mm512_or_si512(a, b)).unwrap();
+        _mm512_reduce_or_epi64(all) as u64
+    }
+    if is_x86_feature_detected!("avx512f") {
+        // SAFETY: just checked.
+        return unsafe { wide(p) };
+    }
+    p.chunks_exact(8)
+        .fold(0, |a, c| a | u64::from_le_bytes(c.try_into().unwrap()))
+}
+
+#[cfg(not(target_arch = "x86_64"))]
+fn sum(p: &[u8]) -> u64 {
+    p.chunks_exact(8)
+        .fold(0, |a, c| a | u64::from_le_bytes(c.try_into().unwrap()))
+}
+
+/// Multiply-add operations (two flops each) per second, in flops, on `threads` threads.
+fn fma_peak(threads: usize) -> f64 {
+    const STEPS: usize = 4_000_000;
+    #[inline(always)]
+    fn chains<const LANES: usize>() -> f32 {
+        const CHAINS: usize = 16;
+        let mut acc = [[1.0f32; LANES]; CHAINS];
+        let (a, b) = (black_box(0.999_f32), black_box(1e-3_f32));
+        for _ in 0..STEPS {
+            for chain in &mut acc {
+                for lane in chain {
+                    *lane = a.mul_add(*lane, b);
+                }
+            }
+        }
+        acc.iter().flatten().sum()
+    }
+    #[cfg(target_arch = "x86_64")]
+    #[target_feature(enable = "avx512f,avx512vl,fma")]
+    fn wide() -> f32 {
+        use std::arch::x86_64::*;
+        let (a, b) = (_mm512_set1_ps(black_box(0.999)), _mm512_set1_ps(black_box(1e-3)));
+        let mut acc = [_mm512_set1_ps(1.0); 16];
+        for _ in 0..STEPS {
+            for acc in &mut acc {
+                *acc = _mm512_fmadd_ps(a, *acc, b);
+            }
+        }
+        acc.iter().map(|v| _mm512_reduce_add_ps(*v)).sum()
+    }
+    let run = || {
+        #[cfg(target_arch = "x86_64")]
+        if is_x86_feature_detected!("avx512f") {
+            // SAFETY: just checked.
+            return unsafe { wide() };
+        }
+        chains::<8>()
+    };
+    let lanes = if Isa::detect() == Isa::Avx512 { 16 } else { 8 };
+    let t = seconds(|| {
+        std::thread::scope(|s| {
+            (0..threads).for_each(|_| {
+                s.spawn(|| black_box(run()));
+            })
+        })
+    });
+    (threads * STEPS * 16 * lanes * 2) as f64 / t
+}
+
+/// Makes a case; its weights live only while it is measured.
+type Kind = Box<dyn FnMut(&mut Noise) -> Case>;
+
+/// One measured kernel.
+struct Case {
+    name: &'static str,
+    rows: usize,
+    bytes: f64,
+    flops: f64,
+    run: Box<dyn FnMut(&Cpu)>,
+}
+
+fn linear_case(rows: usize, out: usize, cols: usize, noise: &mut Noise, cpu: &Cpu) -> Case {
+    let count = (WEIGHT_BYTES / (out * cols * 2)).max(1);
+    let count = if rows >= 64 { 1 } else { count };
+    let weights: Vec<_> = (0..count)
+        .map(|_| {
+            cpu.linear(out, cols, WeightFormat::Bf16, Arc::new(noise.bf16(out * cols)))
+                .unwrap()
+        })
+        .collect();
+    let mut x = cpu.act(rows, cols);
+    cpu.upload_bf16(&noise.bf16(rows * cols), &mut x);
+    let mut y = cpu.act(rows, out);
+    Case {
+        name: "bf16 product",
+        rows,
+        bytes: (count * out * cols * 2) as f64,
+        flops: (2 * rows * count * out * cols) as f64,
+        run: Box::new(move |cpu| weights.iter().for_each(|w| cpu.matmul(w, &x, &mut y))),
+    }
+}
+
+fn expert_case(rows: usize, latent: usize, inner: usize, noise: &mut Noise, cpu: &Cpu) -> Case {
+    let weights = 3 * latent * inner;
+    let count = WEIGHT_BYTES / (weights * 17 / 32);
+    let count = if rows >= 64 {
+        (count * 8 / rows).clamp(1, 2)
+    } else {
+        count
+    };
+    let packed: Vec<Vec<u8>> = (0..count).map(|_| noise.bytes(weights / 2)).collect();
+    let scale: Vec<u8> = noise.bytes(latent * inner / 32).iter().map(|b| 118 + b % 4).collect();
+    let mut x = cpu.act(rows, latent);
+    cpu.upload_bf16(&noise.bf16(rows * latent), &mut x);
+    let mut results = cpu.act(rows, latent);
+    let takers: Vec<Taker> = (0..rows).map(|row| Taker { row, place: row }).collect();
+    Case {
+        name: "mxfp4 expert",
+        rows,
+        bytes: (count * (weights / 2 + weights / 32)) as f64,
+        flops: (2 * rows * count * weights) as f64,
+        run: Box::new(move |cpu| {
+            for packed in &packed {
+                let third = weights / 6;
+                let m = |i: usize, rows, cols| {
+                    let packed = &packed[i * third..(i + 1) * third];
+                    Matrix::new(rows, cols, Elements::Mxfp4 { packed, scale: &scale }).unwrap()
+                };
+                let w = ExpertMatrices {
+                    gate: m(0, inner, latent),
+                    up: m(1, inner, latent),
+                    down: m(2, latent, inner),
+                };
+                cpu.expert(
+                    &w,
+                    SituCaps {
+                        beta: 4.0,
+                        linear_beta: 25.0,
+                    },
+                    &x,
+                    &takers,
+                    &mut results,
+                );
+            }
+        }),
+    }
+}
+
+fn kda_case(noise: &mut Noise, cpu: &Cpu) -> Case {
+    const HEADS: usize = 96;
+    const DIM: usize = 128;
+    const LAYERS: usize = 69;
+    let mut states: Vec<_> = (0..LAYERS).map(|_| cpu.kda(HEADS, DIM, 4)).collect();
+    let width = HEADS * DIM;
+    let mut input = |width| {
+        let mut a = cpu.act(1, width);
+        cpu.upload_bf16(&noise.bf16(width), &mut a);
+        a
+    };
+    let (q, k, v, mut alpha, mut beta) = (input(width), input(width), input(width), input(width), input(HEADS));
+    cpu.sigmoid(&mut alpha);
+    cpu.sigmoid(&mut beta);
+    let mut y = cpu.act(1, width);
+    let size = (LAYERS * HEADS * DIM * DIM) as f64;
+    Case {
+        name: "kda step",
+        rows: 1,
+        // Read once and written once.
+        bytes: 8.0 * size,
+        flops: 7.0 * size,
+        run: Box::new(move |cpu| {
+            let spans = [Span { first: 0, rows: 1 }];
+            states
+                .iter_mut()
+                .for_each(|s| cpu.delta(&q, &k, &v, &alpha, &beta, &spans, &mut [s], &mut y));
+        }),
+    }
+}
+
+fn attention_case(positions: usize, noise: &mut Noise, cpu: &Cpu) -> Case {
+    let shape = MlaShape {
+        heads: 96,
+        nope: 128,
+        shared: 64,
+        value: 128,
+        latent: 512,
+    };
+    let width = shape.latent + shape.shared;
+    let mut cache = cpu.latents(width);
+    let norm = cpu.vector(vec![1.0; shape.latent]);
+    let mut kv = cpu.act(64, width);
+    for _ in 0..positions / 64 {
+        cpu.upload_bf16(&noise.bf16(64 * width), &mut kv);
+        cpu.append_latents(&kv, &norm, 1e-6, &[Span { first: 0, rows: 64 }], &mut [&mut cache]);
+    }
+    let mut q = cpu.act(1, shape.heads * width);
+    cpu.upload_bf16(&noise.bf16(shape.heads * width), &mut q);
+    let mut y = cpu.act(1, shape.heads * shape.latent);
+    Case {
+        name: "mla attention",
+        rows: 1,
+        bytes: (positions * width * 4) as f64,
+        flops: (2 * shape.heads * positions * (width + shape.latent)) as f64,
+        run: Box::new(move |cpu| cpu.attend(&q, shape, 0.01, &[Span { first: 0, rows: 1 }], &[&cache], &mut y)),
+    }
+}
+
+fn main() {
+    let out = std::env::args().nth(1);
+    let all = std::thread::available_parallelism().map_or(1, usize::from);
+    let mut noise = Noise(0x1234_5678_9abc_def1);
+    let probe = noise.bytes(WEIGHT_BYTES);
+    let mut lines = vec![];
+    for isa in Isa::available().into_iter().skip(1).rev() {
+        for threads in if all > 1 { vec![1, all] } else { vec![1] } {
+            let cpu = Cpu::new(isa, threads).unwrap();
+            let mut kinds: Vec<Kind> = vec![];
+            for rows in ROWS {
+                let c = Cpu::new(isa, 1).unwrap();
+                kinds.push(Box::new(move |n| linear_case(rows, 12288, 7168, n, &c)));
+                let c = Cpu::new(isa, 1).unwrap();
+                kinds.push(Box::new(move |n| expert_case(rows, 3584, 3072, n, &c)));
+            }
+            let c = Cpu::new(isa, 1).unwrap();
+            kinds.push(Box::new(move |n| kda_case(n, &c)));
+            let c = Cpu::new(isa, 1).unwrap();
+            kinds.push(Box::new(move |n| attention_case(8192, n, &c)));
+            for kind in &mut kinds {
+                let mut case = kind(&mut noise);
+                (case.run)(&cpu);
+                let (mut times, mut bandwidths, mut peaks) = (vec![], vec![], vec![]);
+                for _ in 0..REPEATS {
+                    bandwidths.push(read_bandwidth(&probe, threads));
+                    peaks.push(fma_peak(threads));
+                    times.push(seconds(|| (case.run)(&cpu)));
+                }
+                let (t, bandwidth, peak) = (median(times), median(bandwidths), median(peaks));
+                let floor = (case.bytes / bandwidth).max(case.flops / peak);
+                let line = format!(
+                    "{{\"kernel\":\"{}\",\"isa\":\"{isa}\",\"threads\":{threads},\"rows\":{},\"gb_per_s\":{:.2},\"gflop_per_s\":{:.1},\"share_of_floor\":{:.3},\"read_gb_per_s\":{:.1},\"fma_gflop_per_s\":{:.1}}}",
+                    case.name,
+                    case.rows,
+                    case.bytes / t / 1e9,
+                    case.flops / t / 1e9,
+                    floor / t,
+                    bandwidth / 1e9,
+                    peak / 1e9
+                );
+                println!("{line}");
+                lines.push(line);
+            }
+        }
+    }
+    if let Some(out) = out {
+        let mut f = std::fs::File::create(&out).unwrap();
+        writeln!(f, "[\n{}\n]", lines.join(",\n")).unwrap();
+    }
+}
