@@ -7,9 +7,12 @@ use crate::memory::{MemoryPlan, Wishes};
 use crate::placement::{Checksums, FolderReport, Placement};
 use crate::resident::{Embedding, Resident};
 use checkpoint::{Checkpoint, Class, K3Config};
-use drives::{Arena, MonotonicClock, Notice, Notices, StreamOptions, Streamer, ThreadBackend};
+use drives::{
+    Arena, DriveTuning, Layout, MonotonicClock, Notice, Notices, Profile, StreamOptions, Streamer, open_best,
+};
 use kernels::{Cpu, Isa, Routes, Rows};
 use models::kimi_k3::{DEFAULT_MLA_EPS, Input, KimiK3, Segment, State, Workspace};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -32,8 +35,11 @@ pub struct Options {
     pub threads: usize,
     /// The kernels; all give the same bits.
     pub isa: Isa,
-    /// Reads in flight for each drive.
+    /// Reads in flight for each drive, where its profile does not say better.
     pub depth: usize,
+    /// Where the drives' measured profile is remembered. With a file drives are measured at start, in under a second, unless
+    /// it holds their profile; without one the scheduler learns their speeds as it goes.
+    pub profile: Option<PathBuf>,
     /// Where experts are read from.
     pub placement: Placement,
     /// Whether experts are compared with the checksums of packs before they are used. It costs about 0.05 seconds of one core
@@ -57,6 +63,7 @@ impl Default for Options {
             threads: std::thread::available_parallelism().map_or(1, usize::from),
             isa: Isa::detect(),
             depth: drives::DEFAULT_DEPTH,
+            profile: None,
             placement: Placement::default(),
             check: true,
             mla_eps: DEFAULT_MLA_EPS,
@@ -126,6 +133,7 @@ pub struct Engine {
     notices: Notices,
     stats: Stats,
     load_s: f64,
+    reader: String,
 }
 
 impl Engine {
@@ -165,8 +173,16 @@ impl Engine {
         let workspace = Workspace::new(&cpu, config, plan.pass_rows);
         let clock = Arc::new(MonotonicClock::new());
         let arena = Arena::new(plan.slots as usize, layout.slot_bytes())?;
-        let backend = ThreadBackend::open(&layout, options.depth, clock.clone(), &notices)?;
-        let streamer = Streamer::start(layout, arena, Box::new(backend), clock, &StreamOptions::default())?;
+        let tuning = tuning(&layout, options, &notices)?;
+        let depths: Vec<usize> = tuning.iter().map(|t| t.depth.unwrap_or(options.depth)).collect();
+        let backend = open_best(&layout, &arena, &depths, clock.clone(), &notices)?;
+        let reader = backend.describe();
+        let stream = StreamOptions {
+            tuning,
+            notices: notices.clone(),
+            ..Default::default()
+        };
+        let streamer = Streamer::start(layout, arena, backend, clock, &stream)?;
         let embedding = Embedding::open(&checkpoint, &notices)?;
         Ok(Self {
             cpu,
@@ -180,6 +196,7 @@ impl Engine {
             notices,
             stats: Stats::default(),
             load_s: start.elapsed().as_secs_f64(),
+            reader,
             checkpoint,
         })
     }
@@ -217,6 +234,11 @@ impl Engine {
     /// Compute threads in use.
     pub fn threads(&self) -> usize {
         self.cpu.threads()
+    }
+
+    /// How experts are read, for people.
+    pub fn reader(&self) -> &str {
+        &self.reader
     }
 
     /// Seconds that opening took.
@@ -382,4 +404,19 @@ fn check_supported(checkpoint: &Checkpoint) -> Result<(), Error> {
         return refuse("layers with routed experts", 0, "at least 1".into());
     }
     Ok(())
+}
+
+/// What is known of the drives before the first read: their profile, or the depth alone.
+fn tuning(layout: &Arc<Layout>, options: &Options, notices: &Notices) -> Result<Vec<DriveTuning>, Error> {
+    match &options.profile {
+        Some(file) => Ok(Profile::load_or_measure(layout, file, notices)?.tuning()),
+        None => Ok(layout
+            .drives()
+            .iter()
+            .map(|_| DriveTuning {
+                depth: Some(options.depth),
+                ..Default::default()
+            })
+            .collect()),
+    }
 }
