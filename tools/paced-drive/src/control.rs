@@ -75,9 +75,7 @@ impl FromStr for Command {
         let name = words.next().unwrap_or_default();
         let number = words.next();
         let wrong = || {
-            format!(
-                "found {line:?}, expected one of: rate MB_PER_S, latency US, fail COUNT, stall MS, vanish, return"
-            )
+            format!("found {line:?}, expected one of: rate MB_PER_S, latency US, fail COUNT, stall MS, vanish, return")
         };
         if words.next().is_some() {
             return Err(wrong());
@@ -115,7 +113,9 @@ mod tests {
         ] {
             assert_eq!(line.parse(), Ok(command));
         }
-        for line in ["", "rate", "rate 0", "rate -1", "rate nan", "rate 1 2", "vanish 1", "fly", "stall x"] {
+        for line in [
+            "", "rate", "rate 0", "rate -1", "rate nan", "rate 1 2", "vanish 1", "fly", "stall x",
+        ] {
             let error = line.parse::<Command>().unwrap_err();
             assert!(error.contains("expected one of"), "{error}");
         }

@@ -49,8 +49,13 @@ impl PacedDrive {
             queue: Arc::clone(&queue),
         };
         let mut config = Config::default();
-        config.mount_options = vec![MountOption::FSName("paced-drive".into()), MountOption::Subtype("paced".into())];
-        let session = Session::new(files, at, &config).and_then(Session::spawn).map_err(failed)?;
+        config.mount_options = vec![
+            MountOption::FSName("paced-drive".into()),
+            MountOption::Subtype("paced".into()),
+        ];
+        let session = Session::new(files, at, &config)
+            .and_then(Session::spawn)
+            .map_err(failed)?;
         let answering = Arc::clone(&queue);
         let answers = std::thread::Builder::new()
             .name("answers".into())

@@ -45,7 +45,10 @@ impl PacedFiles {
         if name == CONTROL_NAME {
             return Some(INodeNo(CONTROL));
         }
-        let place = self.queue.files.binary_search_by(|file| file.name.as_os_str().cmp(name));
+        let place = self
+            .queue
+            .files
+            .binary_search_by(|file| file.name.as_os_str().cmp(name));
         Some(INodeNo(FIRST_FILE + place.ok()? as u64))
     }
 
@@ -225,7 +228,9 @@ impl Filesystem for PacedFiles {
             return reply.error(Errno::ENOTDIR);
         }
         let files = self.queue.files.iter().map(|file| file.name.as_os_str());
-        let names = [OsStr::new("."), OsStr::new(".."), OsStr::new(CONTROL_NAME)].into_iter().chain(files);
+        let names = [OsStr::new("."), OsStr::new(".."), OsStr::new(CONTROL_NAME)]
+            .into_iter()
+            .chain(files);
         for (place, name) in names.enumerate().skip(offset as usize) {
             let (number, kind) = match place {
                 0 | 1 => (INodeNo::ROOT, FileType::Directory),
@@ -240,7 +245,12 @@ impl Filesystem for PacedFiles {
 
     /// A drive without a free byte.
     fn statfs(&self, _req: &Request, _number: INodeNo, reply: ReplyStatfs) {
-        let blocks: u64 = self.queue.files.iter().map(|file| file.len.div_ceil(BLOCK_BYTES.into())).sum();
+        let blocks: u64 = self
+            .queue
+            .files
+            .iter()
+            .map(|file| file.len.div_ceil(BLOCK_BYTES.into()))
+            .sum();
         let files = self.queue.files.len() as u64;
         reply.statfs(blocks, 0, 0, files, 0, BLOCK_BYTES, 255, BLOCK_BYTES);
     }
