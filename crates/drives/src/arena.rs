@@ -230,6 +230,38 @@ impl Slot {
         }
     }
 
+    /// Whether no read writes to the slot.
+    pub(crate) fn is_still(&self) -> bool {
+        self.lent.is_empty()
+    }
+
+    /// Copies a range of another slot of the same arena to the same place here.
+    ///
+    /// # Panics
+    ///
+    /// When the range lies outside a slot or a read writes to a part of it, here or there.
+    pub(crate) fn copy_from(&mut self, other: &Self, range: Range<usize>) {
+        let lent = |slot: &Self| {
+            slot.lent
+                .iter()
+                .any(|lent| range.start < lent.end && lent.start < range.end)
+        };
+        assert!(
+            range.start <= range.end
+                && range.end <= self.arena.slot_bytes
+                && Arc::ptr_eq(&self.arena, &other.arena)
+                && !lent(self)
+                && !lent(other),
+            "only what no read writes to is copied"
+        );
+        // SAFETY: both slots are in the arena and owned by their `Slot`s, which are two, so the ranges do not overlap. No window
+        // on either range is lent, so nobody writes to `other`'s, and nobody else touches `self`'s, which `&mut self` owns.
+        unsafe {
+            let from = other.arena.bytes_of(other.index, &range);
+            self.arena.bytes_of_mut(self.index, &range).copy_from_slice(from);
+        }
+    }
+
     /// Turns a filled slot into a lease that shows `extents`, ranges of bytes inside the slot.
     ///
     /// # Panics
@@ -382,6 +414,30 @@ mod tests {
         let mut slot = arena(1).take().unwrap();
         let _window = slot.lend(0..PAGE_BYTES);
         slot.into_lease(Box::new([]));
+    }
+
+    #[test]
+    fn what_is_copied_between_slots_is_seen() {
+        let arena = arena(2);
+        let (mut one, mut other) = (arena.take().unwrap(), arena.take().unwrap());
+        let mut window = one.lend(PAGE_BYTES..2 * PAGE_BYTES);
+        window.bytes_mut().fill(7);
+        one.take_back(window);
+        // Elsewhere both may be written to meanwhile.
+        let _lent = [one.lend(0..PAGE_BYTES), other.lend(2 * PAGE_BYTES..4 * PAGE_BYTES)];
+        other.copy_from(&one, PAGE_BYTES..2 * PAGE_BYTES);
+        assert!(!other.is_still());
+        let mut window = other.lend(PAGE_BYTES..2 * PAGE_BYTES);
+        assert!(window.bytes_mut().iter().all(|&byte| byte == 7));
+    }
+
+    #[test]
+    #[should_panic(expected = "only what no read writes to")]
+    fn nothing_is_copied_from_under_a_read() {
+        let arena = arena(2);
+        let (mut one, mut other) = (arena.take().unwrap(), arena.take().unwrap());
+        let _lent = one.lend(PAGE_BYTES..2 * PAGE_BYTES);
+        other.copy_from(&one, 0..2 * PAGE_BYTES);
     }
 
     #[test]

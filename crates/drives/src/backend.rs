@@ -1,6 +1,7 @@
 //! What a reader back end is.
 
 use std::task::Waker;
+use std::time::Duration;
 
 use crate::arena::Window;
 use crate::error::ReadError;
@@ -56,6 +57,15 @@ pub trait Backend: Send {
 
     /// Waits until a read has ended or the waker was woken since the last call, and appends what ended to `done`.
     fn wait(&mut self, done: &mut Vec<Completion>);
+
+    /// As [`wait`](Self::wait), but returns after `limit` at the latest, with nothing appended if nothing ended.
+    ///
+    /// The streamer asks for it when it wants to look again even if no read ends: when one is late, or a drive waits for another. A
+    /// back end that ignores the limit, as this default does, makes that happen only when the next read ends.
+    fn wait_at_most(&mut self, limit: Duration, done: &mut Vec<Completion>) {
+        let _ = limit;
+        self.wait(done);
+    }
 
     /// Ends a [`wait`](Self::wait), the present or the next one, from any thread.
     fn waker(&self) -> Waker;

@@ -85,6 +85,25 @@ pub enum Error {
         /// The size that was asked for.
         found: usize,
     },
+    /// The smallest piece is not a positive multiple of the page size.
+    #[error(
+        "pieces of at least {found} bytes: expected a positive multiple of {}; use the default of {}",
+        crate::PAGE_BYTES,
+        crate::FLOOR_BYTES
+    )]
+    FloorSize {
+        /// The size that was asked for.
+        found: usize,
+    },
+    /// The layout has more drives than a streamer serves.
+    #[error(
+        "the layout has {found} drives, expected at most {}; join folders into fewer drives",
+        crate::MAX_DRIVES
+    )]
+    TooManyDrives {
+        /// Drives of the layout.
+        found: usize,
+    },
     /// A demand names an expert that the layout lacks.
     #[error("expert {0} is in no file of the layout; check that the layout was built from this model")]
     UnknownExpert(ExpertId),

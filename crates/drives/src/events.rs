@@ -1,8 +1,10 @@
-//! What was read, when, from where: one event a read, and sums.
+//! What was read, when, from where: one event a read.
+
+use std::sync::atomic::{AtomicU64, Ordering, fence};
 
 use crate::layout::{DriveId, ExpertId};
 
-/// Events that are kept. An event is 96 bytes; a token of Kimi K3 makes about 7,400 of them.
+/// Events that are kept. An event takes 80 bytes; a token of Kimi K3 makes about 7,400 of them.
 pub const EVENT_CAPACITY: usize = 16_384;
 
 /// Why something is read.
@@ -17,7 +19,7 @@ pub enum ReadClass {
 /// One read, told after it ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ReadEvent {
-    /// When the expert was demanded, in nanoseconds of the injected clock, as are the other times.
+    /// When the expert was demanded or hinted, whichever came first, in nanoseconds of the injected clock, as are the other times.
     pub asked_ns: u64,
     /// When the read was given to the back end.
     pub issued_ns: u64,
@@ -35,9 +37,9 @@ pub struct ReadEvent {
     pub bytes: u64,
     /// Bytes of the whole pages that were read.
     pub device_bytes: u64,
-    /// Why it was read.
+    /// Why it was read, when the read was issued: a demand may come after a hint.
     pub class: ReadClass,
-    /// The number of the barrier that asked.
+    /// The number of the barrier or set of hints that the expert belonged to when the read ended.
     pub barrier: u64,
     /// Whether all bytes arrived.
     pub ok: bool,
@@ -60,117 +62,206 @@ impl EventBatch {
     }
 }
 
-/// The last events, in memory of fixed size.
+/// The last events, in memory of fixed size. One thread writes, any number read, and nobody waits for anybody.
+///
+/// A place holds the words of an event and a sequence number, which is odd while the words change and tells the event's number
+/// otherwise. A reader takes the words only if the number was the right one before and after.
 #[derive(Debug)]
 pub(crate) struct EventRing {
-    events: Vec<ReadEvent>,
-    capacity: usize,
-    /// Number of events ever pushed; event `i` is at place `i % capacity`.
-    count: u64,
+    places: Box<[Place]>,
+    /// Number of events ever pushed; event `i` is at place `i % places.len()`.
+    count: AtomicU64,
+}
+
+/// Words of an encoded event.
+const WORDS: usize = 9;
+
+#[derive(Debug, Default)]
+struct Place {
+    /// 0 while empty, `2 i + 1` while event `i` is written, `2 i + 2` once it is there.
+    sequence: AtomicU64,
+    words: [AtomicU64; WORDS],
 }
 
 impl EventRing {
     pub(crate) fn new(capacity: usize) -> Self {
         Self {
-            events: Vec::with_capacity(capacity),
-            capacity,
-            count: 0,
+            places: (0..capacity).map(|_| Place::default()).collect(),
+            count: AtomicU64::new(0),
         }
     }
 
-    pub(crate) fn push(&mut self, event: ReadEvent) {
-        let place = (self.count % self.capacity as u64) as usize;
-        if place == self.events.len() {
-            self.events.push(event);
-        } else {
-            self.events[place] = event;
+    fn place(&self, number: u64) -> &Place {
+        &self.places[(number % self.places.len() as u64) as usize]
+    }
+
+    /// Adds an event. Only one thread at a time may call it; two would spoil events, but no memory.
+    pub(crate) fn push(&self, event: &ReadEvent) {
+        let number = self.count.load(Ordering::Relaxed);
+        let place = self.place(number);
+        place.sequence.store(2 * number + 1, Ordering::Relaxed);
+        // No word is seen before the odd number; the even one is not seen before the words.
+        fence(Ordering::Release);
+        for (word, value) in place.words.iter().zip(event.encode()) {
+            word.store(value, Ordering::Relaxed);
         }
-        self.count += 1;
+        place.sequence.store(2 * number + 2, Ordering::Release);
+        self.count.store(number + 1, Ordering::Release);
+    }
+
+    fn read(&self, number: u64) -> Option<ReadEvent> {
+        let place = self.place(number);
+        if place.sequence.load(Ordering::Acquire) != 2 * number + 2 {
+            return None;
+        }
+        let words = place.words.each_ref().map(|word| word.load(Ordering::Relaxed));
+        fence(Ordering::Acquire);
+        (place.sequence.load(Ordering::Relaxed) == 2 * number + 2).then(|| ReadEvent::decode(words))
     }
 
     pub(crate) fn since(&self, from: u64) -> EventBatch {
-        let oldest = self.count - self.events.len() as u64;
-        let first = from.clamp(oldest, self.count);
-        let at = |number: u64| self.events[(number % self.capacity as u64) as usize];
-        EventBatch {
-            first,
-            events: (first..self.count).map(at).collect(),
+        let count = self.count.load(Ordering::Acquire);
+        let oldest = count.saturating_sub(self.places.len() as u64);
+        let mut batch = EventBatch {
+            first: from.clamp(oldest, count),
+            events: Vec::new(),
+        };
+        batch.events.reserve((count - batch.first) as usize);
+        for number in batch.first..count {
+            match self.read(number) {
+                Some(event) => batch.events.push(event),
+                // Overwritten meanwhile, and with it all before.
+                None => {
+                    batch.events.clear();
+                    batch.first = number + 1;
+                }
+            }
         }
+        batch
     }
 }
 
-/// Sums over a streamer's life. Bytes count once all bytes of a read have arrived.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Counters {
-    /// Experts that landed whole.
-    pub experts_read: u64,
-    /// Reads that ended well.
-    pub reads: u64,
-    /// Reads that failed.
-    pub failed_reads: u64,
-    /// Bytes of experts that were asked for and read.
-    pub expert_bytes_read: u64,
-    /// The same, widened to whole pages: what the devices delivered.
-    pub device_bytes: u64,
-    /// Of [`device_bytes`](Self::device_bytes), those of experts that nobody took: their barrier failed or was dropped.
-    pub wasted_device_bytes: u64,
-    /// Answers of the back end to reads that were not in flight. Not 0 means that the back end is wrong.
-    pub stray_completions: u64,
-}
+impl ReadEvent {
+    fn encode(&self) -> [u64; WORDS] {
+        let flags = u64::from(self.class == ReadClass::Hint) | u64::from(self.ok) << 1;
+        [
+            self.asked_ns,
+            self.issued_ns,
+            self.landed_ns,
+            u64::from(self.expert.layer) << 32 | u64::from(self.expert.expert),
+            u64::from(self.extent) << 32 | (self.drive.index() as u64) << 2 | flags,
+            self.start,
+            self.bytes,
+            self.device_bytes,
+            self.barrier,
+        ]
+    }
 
-/// Sums of one drive.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct DriveCounters {
-    /// Reads that ended well.
-    pub reads: u64,
-    /// Bytes of experts read.
-    pub bytes: u64,
-    /// The same, widened to whole pages.
-    pub device_bytes: u64,
-    /// Nanoseconds with at least one read in flight.
-    pub busy_ns: u64,
-    /// Reads in flight now.
-    pub in_flight: usize,
+    fn decode(words: [u64; WORDS]) -> Self {
+        let [
+            asked_ns,
+            issued_ns,
+            landed_ns,
+            expert,
+            kind,
+            start,
+            bytes,
+            device_bytes,
+            barrier,
+        ] = words;
+        Self {
+            asked_ns,
+            issued_ns,
+            landed_ns,
+            drive: DriveId::at((kind as u32 >> 2) as usize),
+            expert: ExpertId {
+                layer: (expert >> 32) as u32,
+                expert: expert as u32,
+            },
+            extent: (kind >> 32) as u32,
+            start,
+            bytes,
+            device_bytes,
+            class: if kind & 1 == 1 {
+                ReadClass::Hint
+            } else {
+                ReadClass::Demand
+            },
+            barrier,
+            ok: kind >> 1 & 1 == 1,
+        }
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::layout::LayoutBuilder;
 
-    fn event(start: u64) -> ReadEvent {
+    /// An event all of whose fields follow from a number.
+    fn event(n: u64) -> ReadEvent {
         ReadEvent {
-            asked_ns: 0,
-            issued_ns: 0,
-            landed_ns: 0,
-            drive: LayoutBuilder::new().virtual_drive("d"),
-            expert: ExpertId { layer: 0, expert: 0 },
-            extent: 0,
-            start,
-            bytes: 1,
-            device_bytes: 4096,
-            class: ReadClass::Demand,
-            barrier: 0,
-            ok: true,
+            asked_ns: n * 3,
+            issued_ns: n * 5,
+            landed_ns: n * 7,
+            drive: DriveId::at((n % 64) as usize),
+            expert: ExpertId {
+                layer: n as u32 * 11,
+                expert: n as u32 * 13,
+            },
+            extent: n as u32 * 17,
+            start: n,
+            bytes: n * 19,
+            device_bytes: n * 23,
+            class: if n.is_multiple_of(2) {
+                ReadClass::Demand
+            } else {
+                ReadClass::Hint
+            },
+            barrier: n * 31,
+            ok: n.is_multiple_of(3),
         }
     }
 
     #[test]
     fn the_ring_keeps_the_last_and_says_what_is_lost() {
-        assert!(size_of::<ReadEvent>() <= 96);
-        let mut ring = EventRing::new(4);
+        assert!(size_of::<Place>() <= 80);
+        let ring = EventRing::new(4);
         assert!(ring.since(0).events.is_empty());
         for start in 0..3 {
-            ring.push(event(start));
+            ring.push(&event(start));
         }
         assert_eq!(ring.since(1).events, [event(1), event(2)]);
         for start in 3..10 {
-            ring.push(event(start));
+            ring.push(&event(start));
         }
         let batch = ring.since(0);
         assert_eq!((batch.first, batch.next()), (6, 10));
-        let starts: Vec<u64> = batch.events.iter().map(|event| event.start).collect();
-        assert_eq!(starts, [6, 7, 8, 9]);
+        assert_eq!(batch.events, [6, 7, 8, 9].map(event));
         assert!(ring.since(99).events.is_empty());
+    }
+
+    #[test]
+    fn readers_see_whole_events_in_order_while_one_writes() {
+        const EVENTS: u64 = 200_000;
+        let ring = EventRing::new(8);
+        std::thread::scope(|scope| {
+            let reader = scope.spawn(|| {
+                let (mut next, mut seen) = (0, 0u64);
+                while next < EVENTS {
+                    let batch = ring.since(next);
+                    assert!(batch.first >= next);
+                    for (number, found) in (batch.first..).zip(&batch.events) {
+                        assert_eq!(*found, event(number));
+                        seen += 1;
+                    }
+                    next = batch.next();
+                }
+                seen
+            });
+            for number in 0..EVENTS {
+                ring.push(&event(number));
+            }
+            assert!(reader.join().unwrap() > 0);
+        });
     }
 }

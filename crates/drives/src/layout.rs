@@ -34,6 +34,11 @@ impl DriveId {
     pub fn index(self) -> usize {
         self.0.into()
     }
+
+    /// The drive at a place in [`Layout::drives`].
+    pub(crate) fn at(place: usize) -> Self {
+        Self(place as u16)
+    }
 }
 
 /// A file of a [`Layout`]: its place in [`Layout::files`].

@@ -8,15 +8,21 @@
 //! grown, divided into equal slots. A slot holds one expert, and each extent keeps its file offset mod 4096 in it, so that a
 //! direct read, which moves whole pages, puts every byte where it is used, without a copy.
 //!
-//! A [`Streamer`] joins the two. [`Streamer::demand`] opens a [`Barrier`] for a set of experts, each asked for once; reads of
-//! at most [`CHUNK_BYTES`] fly at once, and [`Streamer::next`] hands out experts as they land, each with a [`SlotLease`]. While
-//! the caller computes with it, further reads go on. Dropping the lease frees the slot, so a barrier larger than the arena
-//! flows through. A drive with room for a read *pulls* the next piece that it holds; that decision is a pure function, apart
-//! from threads and time.
+//! A [`Streamer`] joins the two. [`Streamer::demand`] opens a [`Barrier`] for a set of experts, each asked for once, and
+//! [`Streamer::next`] hands out experts as they land, each with a [`SlotLease`]. While the caller computes with it, further reads
+//! go on. Dropping the lease frees the slot, so a barrier larger than the arena flows through. [`Streamer::hint`] names experts that
+//! will perhaps be demanded: they are read where drives would have nothing to do.
 //!
-//! The reading itself is behind [`Backend`]: [`ThreadBackend`] (positional reads on threads) and [`MemoryBackend`] (files in memory,
-//! virtual time and faults, for tests). Time comes from a [`Clock`]. Every read leaves a [`ReadEvent`] and is counted in
-//! [`Counters`].
+//! Several drives work as one. A drive with room for a read *pulls* the next piece that it holds: demand before hint, the earliest
+//! barrier first, what the fewest other drives hold first, in pieces that shrink so that all drives end together. It leaves a piece to
+//! drives that are expected to do it sooner, by the rates at which they have lately delivered. A piece that fails is read from
+//! another home, one that is late by far is read there too, and the first to land counts. The decision is a pure function, apart from
+//! threads and time.
+//!
+//! The reading itself is behind [`Backend`]: [`ThreadBackend`] (positional reads on threads), [`MemoryBackend`] (files in memory, with
+//! faults on order) and [`SimBackend`] (modelled drives in virtual time, from a seed). Time comes from a [`Clock`]. Every read leaves
+//! a [`ReadEvent`] and is counted in [`Counters`] and [`DriveCounters`]; every barrier leaves a [`BarrierReport`] that sets its time
+//! against the shortest that its drives allow.
 //!
 //! A *pack* is a file of chosen ranges of chosen experts ([`PackContents`], [`write_pack`]); its [`PackIndex`] gives homes and checksums.
 //!
@@ -59,24 +65,32 @@
 
 mod arena;
 mod backend;
+mod barrier_report;
 mod buffer;
 mod clock;
+mod counters;
 mod device;
+mod drive_set;
 mod error;
 mod events;
 mod file;
+mod histogram;
+mod job;
 mod layout;
 mod map;
 mod memory;
 mod notice;
 mod open;
+mod pace;
 mod pack;
 mod page;
+mod piece;
 mod platform;
 mod profile;
 mod reads;
 mod report;
 mod schedule;
+mod sim;
 mod state;
 mod stream;
 mod threads;
@@ -86,12 +100,16 @@ mod uring;
 
 pub use arena::{Arena, SlotLease, Window};
 pub use backend::{Backend, Completion, ReadRequest, Ticket};
+pub use barrier_report::{BARRIER_CAPACITY, BarrierBatch, BarrierReport};
 pub use buffer::{AlignedBuf, READ_PIECE_BYTES};
 pub use clock::{Clock, MonotonicClock, VirtualClock};
+pub use counters::{Counters, DriveCounters};
 pub use device::Device;
+pub use drive_set::MAX_DRIVES;
 pub use error::{Error, ReadError, Result};
-pub use events::{Counters, DriveCounters, EVENT_CAPACITY, EventBatch, ReadClass, ReadEvent};
+pub use events::{EVENT_CAPACITY, EventBatch, ReadClass, ReadEvent};
 pub use file::DirectFile;
+pub use histogram::Latencies;
 pub use layout::{Drive, DriveId, ExpertId, Extent, FileId, Home, Layout, LayoutBuilder, LayoutFile, Source};
 pub use map::HugePages;
 pub use memory::{Fault, MemoryBackend};
@@ -106,8 +124,10 @@ pub use page::PAGE_BYTES;
 pub use profile::{CHUNK_SIZES, DEPTHS, DriveProfile, DriveSpeed, MEASURE_BUDGET, PROFILE_MAX_AGE, Profile};
 pub use reads::{RawLanding, RawReads};
 pub use report::{DriveReport, describe, report};
-pub use state::Landed;
-pub use stream::{Barrier, CHUNK_BYTES, LEASE_PATIENCE, StreamOptions, Streamer};
+pub use schedule::FLOOR_BYTES;
+pub use sim::{SimBackend, SimControl, SimDrive, SimFaults, SimRandom, SimServer, sim_bytes};
+pub use state::{FAILURES_OUT, LATE_FACTOR, LATE_FLOOR_NS, Landed};
+pub use stream::{Barrier, CHUNK_BYTES, DriveTuning, Hint, LEASE_PATIENCE, StreamOptions, Streamer};
 pub use threads::{DEFAULT_DEPTH, ThreadBackend};
 #[cfg(target_os = "linux")]
 pub use uring::UringBackend;

@@ -4,6 +4,7 @@ use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap, HashMap};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::task::{Wake, Waker};
+use std::time::Duration;
 
 use crate::backend::{Backend, Completion, ReadRequest};
 use crate::clock::{Clock, VirtualClock};
@@ -117,6 +118,14 @@ impl Backend for MemoryBackend {
         }
     }
 
+    fn wait_at_most(&mut self, limit: Duration, done: &mut Vec<Completion>) {
+        let end = self.clock.now_ns().saturating_add(limit.as_nanos() as u64);
+        match self.due.peek() {
+            Some(&Reverse((due, _))) if due <= end => self.wait(done),
+            _ => self.clock.advance_to(end),
+        }
+    }
+
     fn waker(&self) -> Waker {
         Arc::clone(&self.bell).into()
     }
@@ -124,13 +133,13 @@ impl Backend for MemoryBackend {
 
 /// Remembers that it was rung until somebody waits for it.
 #[derive(Default)]
-struct Bell {
+pub(crate) struct Bell {
     rung: Mutex<bool>,
     changed: Condvar,
 }
 
 impl Bell {
-    fn wait(&self) {
+    pub(crate) fn wait(&self) {
         let mut rung = self.rung.lock().unwrap_or_else(PoisonError::into_inner);
         while !*rung {
             rung = self.changed.wait(rung).unwrap_or_else(PoisonError::into_inner);

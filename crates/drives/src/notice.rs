@@ -17,6 +17,18 @@ pub enum Notice {
         /// The operating system's reason.
         reason: String,
     },
+    /// This drive failed several reads in a row. It is asked only for what no other drive holds, until a read succeeds.
+    DriveOut {
+        /// The drive's name: its first folder.
+        drive: String,
+        /// The last failure.
+        reason: String,
+    },
+    /// A drive that was out has delivered again and is read as before.
+    DriveBack {
+        /// The drive's name: its first folder.
+        drive: String,
+    },
     /// Bytes of an expert differed from their checksum and were read again, this time rightly.
     Corrupt {
         /// The expert.
@@ -61,6 +73,11 @@ impl fmt::Display for Notice {
                  a file system such as ext4 or xfs allows direct reads",
                 folder.display()
             ),
+            Self::DriveOut { drive, reason } => write!(
+                f,
+                "drive {drive} keeps failing and is read only where no other copy exists, which is slower: {reason}"
+            ),
+            Self::DriveBack { drive } => write!(f, "drive {drive} delivers again and is read as before"),
             Self::Corrupt { expert, files } if files.is_empty() => write!(
                 f,
                 "expert {expert}: found bytes that differ from their checksum and were right when read again; \

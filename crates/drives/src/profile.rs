@@ -12,7 +12,7 @@ use crate::error::{Error, Result};
 use crate::layout::{DriveId, Layout};
 use crate::notice::{Notice, Notices};
 use crate::page::PAGE_BYTES;
-use crate::stream::CHUNK_BYTES;
+use crate::stream::{CHUNK_BYTES, DriveTuning};
 use crate::threads::DEFAULT_DEPTH;
 
 mod rig;
@@ -223,6 +223,19 @@ impl Profile {
         self.drives.iter().map(chunk).collect()
     }
 
+    /// What a streamer should know of each drive, in the layout's order: see [`StreamOptions::tuning`](crate::StreamOptions::tuning).
+    pub fn tuning(&self) -> Vec<DriveTuning> {
+        let tuning = |speed: &DriveSpeed| DriveTuning {
+            rate: Some(speed.together),
+            chunk_bytes: Some(speed.chunk_bytes),
+            depth: Some(speed.depth),
+        };
+        let drives = self.drives.iter();
+        drives
+            .map(|drive| drive.speed.as_ref().map(tuning).unwrap_or_default())
+            .collect()
+    }
+
     /// Bytes per second that all measured drives together give.
     pub fn sum_together(&self) -> u64 {
         let speeds = self.drives.iter().filter_map(|drive| drive.speed.as_ref());
@@ -346,6 +359,9 @@ mod tests {
             (profile.depths(), profile.chunks()[1]),
             (vec![4, DEFAULT_DEPTH, 4], CHUNK_BYTES)
         );
+        let tuning = profile.tuning();
+        assert_eq!((tuning[0].rate, tuning[0].depth), (Some(6_900_000_001), Some(4)));
+        assert_eq!((tuning.len(), tuning[1]), (3, DriveTuning::default()));
         assert_eq!((profile.shares_with(2), profile.shares_with(1)), (vec![0], vec![]));
         assert!(profile.remember(&folder.path().join("none/drives.json")).is_err());
     }

@@ -1,17 +1,29 @@
-//! The streamer's books: barriers, experts in their slots, reads in flight, sums. No thread, no waiting, no clock: what happens is
-//! told to it with its time.
+//! The streamer's books: barriers and hints, experts on their way, reads in flight, sums. No thread, no waiting, no clock: what
+//! happens is told to it with its time.
 
-use std::collections::{HashMap, HashSet, VecDeque};
+use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::ops::Range;
 use std::sync::Arc;
 
 use crate::arena::{Arena, Slot, SlotLease};
-use crate::backend::{Completion, ReadRequest};
+use crate::barrier_report::{BARRIER_CAPACITY, BarrierBatch, BarrierReport, bound_ns};
+use crate::counters::{Counters, DriveCounters};
+use crate::drive_set::DriveSet;
 use crate::error::{Error, ReadError, Result};
-use crate::events::{Counters, DriveCounters, EVENT_CAPACITY, EventRing, ReadClass, ReadEvent};
+use crate::events::{EVENT_CAPACITY, EventRing, ReadClass};
+use crate::job::Job;
 use crate::layout::{DriveId, ExpertId, Layout};
-use crate::schedule::{BarrierId, JobId, Piece, Schedule, extent_starts, pieces};
+use crate::notice::Notices;
+use crate::pace::{Outlook, Pace};
+use crate::piece::extent_starts;
+use crate::schedule::{BarrierId, JobId, Schedule};
+use crate::stream::{DriveLimits, StreamOptions};
 use crate::tickets::Tickets;
+
+mod reads;
+
+use reads::Flight;
+pub use reads::{FAILURES_OUT, LATE_FACTOR, LATE_FLOOR_NS};
 
 /// An expert that has landed.
 #[derive(Debug)]
@@ -22,35 +34,28 @@ pub struct Landed {
     pub lease: SlotLease,
 }
 
-/// An expert of a barrier, from its demand until it has landed.
 #[derive(Debug)]
-struct Job {
-    barrier: BarrierId,
-    expert: ExpertId,
-    asked_ns: u64,
-    slot: Option<Slot>,
-    /// Pieces that have not landed.
-    missing: usize,
-    in_flight: usize,
-    device_bytes: u64,
-    /// Its barrier failed or was dropped: the slot goes back once no read writes to it.
-    dead: bool,
-}
-
-#[derive(Debug)]
-struct Flight {
-    job: JobId,
-    piece: Piece,
-    drive: DriveId,
-    issued_ns: u64,
-}
-
-#[derive(Debug, Default)]
 struct Barrier {
-    /// Experts that were not taken yet.
+    /// Experts that were not taken yet, and those that have not landed.
     left: usize,
+    awaited: usize,
     landed: VecDeque<(Landed, u64)>,
     failed: Option<Error>,
+    report: BarrierReport,
+}
+
+/// What the books know of one drive.
+#[derive(Debug)]
+struct Drive {
+    counters: DriveCounters,
+    limits: DriveLimits,
+    busy_since: u64,
+    /// Since when it has had nothing to do although something waits that it holds.
+    idle_since: Option<u64>,
+    /// It left work to others when it was last asked.
+    leaves: bool,
+    hint_bytes: usize,
+    failures: u32,
 }
 
 /// What a barrier has for its consumer.
@@ -64,151 +69,190 @@ pub(crate) struct State {
     pub(crate) layout: Arc<Layout>,
     pub(crate) arena: Arc<Arena>,
     pub(crate) counters: Counters,
-    pub(crate) drives: Vec<DriveCounters>,
-    pub(crate) events: EventRing,
+    pub(crate) events: Arc<EventRing>,
     /// No read starts any more.
     pub(crate) stopping: bool,
     /// The thread that issues reads has ended.
     pub(crate) stopped: bool,
-    chunk_bytes: usize,
+    notices: Notices,
+    floor_bytes: usize,
+    drives: Vec<Drive>,
+    paces: Vec<Pace>,
+    outlook: Outlook,
+    out: DriveSet,
     schedule: Schedule,
     tickets: Tickets<Flight>,
-    jobs: HashMap<JobId, Job>,
+    /// No read in flight that has another home is late before this time.
+    soonest_late_ns: u64,
+    /// Experts that have not landed or, if hinted, not been demanded. Older ones first.
+    jobs: BTreeMap<JobId, Job>,
+    /// Slots of experts that were handed out in another slot, while a read still writes to them.
+    aside: HashMap<JobId, Slot>,
+    /// Hinted experts that were not demanded, and how many of them have a slot.
+    hinted: HashMap<ExpertId, JobId>,
+    hint_slots: usize,
     barriers: HashMap<BarrierId, Barrier>,
-    busy_since: Vec<u64>,
+    reports: VecDeque<BarrierReport>,
+    reported: u64,
     next_job: u64,
     next_barrier: u64,
 }
 
 impl State {
-    pub(crate) fn new(layout: Arc<Layout>, arena: Arc<Arena>, chunk_bytes: usize) -> Self {
-        let drives = layout.drives().len();
+    pub(crate) fn new(
+        layout: Arc<Layout>,
+        arena: Arc<Arena>,
+        options: &StreamOptions,
+        limits: Vec<DriveLimits>,
+    ) -> Self {
+        let drive = |limits: DriveLimits| Drive {
+            counters: DriveCounters::default(),
+            limits,
+            busy_since: 0,
+            idle_since: None,
+            leaves: false,
+            hint_bytes: 0,
+            failures: 0,
+        };
         Self {
             layout,
             arena,
             counters: Counters::default(),
-            drives: vec![DriveCounters::default(); drives],
-            events: EventRing::new(EVENT_CAPACITY),
+            events: Arc::new(EventRing::new(EVENT_CAPACITY)),
             stopping: false,
             stopped: false,
-            chunk_bytes,
+            notices: options.notices.clone(),
+            floor_bytes: options.floor_bytes,
+            paces: limits.iter().map(|limits| Pace::new(limits.rate)).collect(),
+            drives: limits.into_iter().map(drive).collect(),
+            outlook: Outlook::default(),
+            out: DriveSet::default(),
             schedule: Schedule::default(),
             tickets: Tickets::default(),
-            jobs: HashMap::new(),
+            soonest_late_ns: u64::MAX,
+            jobs: BTreeMap::new(),
+            aside: HashMap::new(),
+            hinted: HashMap::new(),
+            hint_slots: 0,
             barriers: HashMap::new(),
-            busy_since: vec![0; drives],
+            reports: VecDeque::new(),
+            reported: 0,
             next_job: 0,
             next_barrier: 0,
         }
     }
 
-    /// Opens a barrier for `experts`.
+    /// Opens a barrier for `experts`. Those that were hinted move to it, with what has landed of them.
     pub(crate) fn demand(&mut self, experts: &[ExpertId], now_ns: u64) -> Result<BarrierId> {
         let mut seen = HashSet::with_capacity(experts.len());
+        let mut device_bytes = 0;
         for &expert in experts {
-            if self.layout.extents(expert).is_none() {
-                return Err(Error::UnknownExpert(expert));
-            }
+            device_bytes += self.layout.device_bytes(expert).ok_or(Error::UnknownExpert(expert))?;
             if !seen.insert(expert) {
                 return Err(Error::DemandedTwice(expert));
             }
         }
-        let barrier = BarrierId(self.next_barrier);
-        self.next_barrier += 1;
+        // A hint that holds a slot which an earlier barrier needs does not take it along.
+        self.make_room();
+        let id = self.open(ReadClass::Demand);
+        let mut hinted = Vec::new();
         for &expert in experts {
-            let id = JobId(self.next_job);
-            self.next_job += 1;
-            let pieces = pieces(&self.layout, expert, self.chunk_bytes);
-            self.schedule.push(id, barrier, expert, &pieces);
-            let job = Job {
-                barrier,
-                expert,
-                asked_ns: now_ns,
-                slot: None,
-                missing: pieces.len(),
-                in_flight: 0,
-                device_bytes: 0,
-                dead: false,
-            };
-            self.jobs.insert(id, job);
+            match self.hinted.remove(&expert) {
+                Some(job) => {
+                    self.schedule.promote(job, id);
+                    hinted.push(job);
+                }
+                None => _ = self.push(id, ReadClass::Demand, expert, now_ns),
+            }
         }
+        self.counters.hints_used += hinted.len() as u64;
+        let waiting: Vec<_> = self.schedule.bytes_by_holders(id).collect();
+        self.outlook.look(&self.paces, now_ns);
+        let report = BarrierReport {
+            barrier: id.0,
+            experts: experts.len() as u64,
+            device_bytes,
+            waiting_bytes: waiting.iter().map(|(_, bytes)| bytes).sum(),
+            asked_ns: now_ns,
+            bound_ns: bound_ns(&waiting, |set| self.outlook.rate_of(set)),
+            time_ns: 0,
+            last_drive: None,
+        };
         let open = Barrier {
             left: experts.len(),
-            ..Barrier::default()
+            awaited: experts.len(),
+            landed: VecDeque::new(),
+            failed: None,
+            report,
         };
-        self.barriers.insert(barrier, open);
-        Ok(barrier)
+        self.barriers.insert(id, open);
+        for job in hinted {
+            if let Some(state) = self.jobs.get_mut(&job) {
+                self.hint_slots -= usize::from(state.has_slot());
+                state.class = ReadClass::Demand;
+                state.barrier = id;
+            }
+            self.settle(job);
+        }
+        if experts.is_empty() {
+            self.complete_barrier(id);
+        }
+        Ok(id)
     }
 
-    /// The next read of a drive, which counts as in flight from now on.
-    pub(crate) fn pull(&mut self, drive: DriveId, now_ns: u64) -> Option<ReadRequest> {
-        if self.stopping {
-            return None;
+    /// Asks for `experts` that may be demanded. Those that are hinted already stay where they are.
+    pub(crate) fn hint(&mut self, experts: &[ExpertId], now_ns: u64) -> Result<BarrierId> {
+        if let Some(&unknown) = experts.iter().find(|&&expert| self.layout.extents(expert).is_none()) {
+            return Err(Error::UnknownExpert(unknown));
         }
-        // Only this function takes slots, so a free one stays free until the decision is carried out.
-        let free_slot = self.arena.free_slots() > 0;
-        let pull = self.schedule.pull(&self.layout, drive, free_slot)?;
-        let job = self.jobs.get_mut(&pull.job)?;
-        if pull.starts {
-            job.slot = self.arena.take();
+        let id = self.open(ReadClass::Hint);
+        for &expert in experts {
+            if !self.hinted.contains_key(&expert) {
+                let job = self.push(id, ReadClass::Hint, expert, now_ns);
+                self.hinted.insert(expert, job);
+            }
         }
-        let range = pull.piece.slot_start..pull.piece.slot_start + pull.piece.len;
-        let window = job.slot.as_mut()?.lend(range);
-        job.in_flight += 1;
-        let counters = &mut self.drives[drive.index()];
-        if counters.in_flight == 0 {
-            self.busy_since[drive.index()] = now_ns;
-        }
-        counters.in_flight += 1;
-        // The bytes of the extent end inside the piece's last page, where the file may end too.
-        let extent = self.layout.extents(job.expert)?[pull.piece.extent as usize];
-        let skip = if pull.piece.start == 0 {
-            extent.page_offset.into()
-        } else {
-            0
-        };
-        let ticket = self.tickets.issue(Flight {
-            job: pull.job,
-            piece: pull.piece,
-            drive,
-            issued_ns: now_ns,
-        });
-        Some(ReadRequest {
-            ticket,
-            drive,
-            file: pull.file,
-            offset: pull.offset,
-            wanted: skip + pull.piece.bytes as usize,
-            window,
-        })
+        Ok(id)
     }
 
-    /// Books the end of a read.
-    pub(crate) fn complete(&mut self, completion: Completion) {
-        let Some(flight) = self.tickets.take(completion.ticket) else {
-            self.counters.stray_completions += 1;
-            return;
-        };
-        self.count(&flight, completion.landed_ns, completion.outcome.is_ok());
-        let Some(job) = self.jobs.get_mut(&flight.job) else {
-            return;
-        };
-        if let Some(slot) = &mut job.slot {
-            slot.take_back(completion.window);
+    fn open(&mut self, class: ReadClass) -> BarrierId {
+        let id = BarrierId(self.next_barrier);
+        self.next_barrier += 1;
+        self.schedule.open(id, class);
+        id
+    }
+
+    fn push(&mut self, barrier: BarrierId, class: ReadClass, expert: ExpertId, now_ns: u64) -> JobId {
+        let id = JobId(self.next_job);
+        self.next_job += 1;
+        self.schedule.push(&self.layout, id, barrier, expert);
+        let device_bytes = self.layout.device_bytes(expert).unwrap_or_default();
+        self.jobs
+            .insert(id, Job::new(barrier, class, expert, device_bytes, now_ns));
+        id
+    }
+
+    /// Gives each demanded expert without a slot the slot of a hint, if none is free for it.
+    fn make_room(&mut self) {
+        let short = self.schedule.unstarted().saturating_sub(self.arena.free_slots());
+        if short > 0 && self.hint_slots > 0 {
+            self.end_hints(short);
         }
-        job.in_flight -= 1;
-        match completion.outcome {
-            Ok(()) => {
-                job.missing -= 1;
-                job.device_bytes += flight.piece.len as u64;
-            }
-            Err(read) if !job.dead => {
-                let (barrier, expert) = (job.barrier, job.expert);
-                self.fail(barrier, expert, flight.drive, read);
-            }
-            Err(_) => {}
+    }
+
+    /// Ends hints, the latest first, so that `slots` slots are free now or when the reads into them end.
+    fn end_hints(&mut self, slots: usize) {
+        let ending = self.jobs.values().filter(|job| job.dead && job.has_slot()).count();
+        let hints = self
+            .jobs
+            .iter()
+            .rev()
+            .filter(|(_, job)| job.class == ReadClass::Hint && !job.dead);
+        let with_slot = hints.filter(|(_, job)| job.has_slot()).map(|(&id, _)| id);
+        let ended: Vec<JobId> = with_slot.take(slots.saturating_sub(ending)).collect();
+        for job in ended {
+            self.end_job(job);
         }
-        self.settle(flight.job);
     }
 
     /// What a barrier has for its consumer now.
@@ -219,8 +263,10 @@ impl State {
         if let Some(error) = &barrier.failed {
             return Err(error.clone());
         }
-        if let Some((landed, _)) = barrier.landed.pop_front() {
+        if let Some((landed, device_bytes)) = barrier.landed.pop_front() {
             barrier.left -= 1;
+            self.counters.pending_device_bytes -= device_bytes;
+            self.counters.needed_device_bytes += device_bytes;
             return Ok(Next::Landed(landed));
         }
         if barrier.left == 0 {
@@ -237,10 +283,21 @@ impl State {
         self.barriers.get(&id).map_or(0, |barrier| barrier.left)
     }
 
-    /// Forgets a barrier. Its slots are free as soon as no read writes to them.
+    /// Hinted experts of a set that were neither demanded nor given up.
+    pub(crate) fn hints_left(&self, id: BarrierId) -> usize {
+        let open = |job: &&Job| job.barrier == id && !job.dead;
+        self.hinted
+            .values()
+            .filter_map(|job| self.jobs.get(job))
+            .filter(open)
+            .count()
+    }
+
+    /// Forgets a barrier or set of hints. Its slots are free as soon as no read writes to them.
     pub(crate) fn cancel(&mut self, id: BarrierId) {
         self.kill(id);
         self.barriers.remove(&id);
+        self.schedule.close(id);
     }
 
     /// Reads in flight.
@@ -251,8 +308,8 @@ impl State {
     /// The reason why no read is in flight and none can start; `None` when one is, or can.
     pub(crate) fn stall(&self) -> Option<Error> {
         let idle = self.in_flight() == 0 && self.arena.free_slots() == 0;
-        let filling = self.jobs.values().any(|job| job.slot.is_some());
-        if !idle || filling {
+        // A hint gives its slot up before anybody has to wait.
+        if !idle || self.jobs.values().any(Job::has_slot) {
             return None;
         }
         let unread = self.barriers.values().map(|barrier| barrier.landed.len()).sum();
@@ -261,6 +318,22 @@ impl State {
             leased: self.arena.slots() - unread,
             unread,
         })
+    }
+
+    pub(crate) fn drive_counters(&self, now_ns: u64) -> Vec<DriveCounters> {
+        let counters = |(drive, pace): (&Drive, &Pace)| DriveCounters {
+            rate: (pace.rate(now_ns) * 1e9) as u64,
+            ..drive.counters.clone()
+        };
+        self.drives.iter().zip(&self.paces).map(counters).collect()
+    }
+
+    /// Reports of complete barriers from number `from` on.
+    pub(crate) fn reports(&self, from: u64) -> BarrierBatch {
+        let oldest = self.reported - self.reports.len() as u64;
+        let first = from.clamp(oldest, self.reported);
+        let barriers = self.reports.iter().skip((first - oldest) as usize).copied().collect();
+        BarrierBatch { first, barriers }
     }
 
     fn fail(&mut self, id: BarrierId, expert: ExpertId, drive: DriveId, read: ReadError) {
@@ -275,81 +348,85 @@ impl State {
         }
     }
 
-    /// Ends all work for a barrier, started or not.
+    /// Ends all work for a barrier or set of hints, started or not.
     fn kill(&mut self, id: BarrierId) {
-        self.schedule.cancel(id);
         if let Some(barrier) = self.barriers.get_mut(&id) {
             for (landed, device_bytes) in barrier.landed.drain(..) {
                 self.counters.wasted_device_bytes += device_bytes;
+                self.counters.pending_device_bytes -= device_bytes;
                 drop(landed);
             }
         }
         let of_barrier = |(&job, state): (&JobId, &Job)| (state.barrier == id).then_some(job);
         let jobs: Vec<JobId> = self.jobs.iter().filter_map(of_barrier).collect();
         for job in jobs {
-            if let Some(state) = self.jobs.get_mut(&job) {
-                state.dead = true;
-            }
-            self.settle(job);
+            self.end_job(job);
         }
     }
 
-    /// Ends a job that has landed whole, or that is dead and written to by no read.
-    fn settle(&mut self, id: JobId) {
-        let ended = |job: &Job| job.in_flight == 0 && (job.dead || job.missing == 0);
-        if !self.jobs.get(&id).is_some_and(ended) {
-            return;
+    fn end_job(&mut self, id: JobId) {
+        self.schedule.forget(id);
+        if let Some(job) = self.jobs.get_mut(&id) {
+            if job.class == ReadClass::Hint && !job.dead {
+                self.hint_slots -= usize::from(job.has_slot());
+            }
+            job.dead = true;
+            if self.hinted.get(&job.expert) == Some(&id) {
+                self.hinted.remove(&job.expert);
+            }
         }
-        let Some(job) = self.jobs.remove(&id) else {
+        self.settle(id);
+    }
+
+    /// Ends a job that is demanded and has landed whole, or that is dead and written to by no read.
+    fn settle(&mut self, id: JobId) {
+        let Some(job) = self.jobs.get_mut(&id) else {
             return;
         };
-        let barrier = self.barriers.get_mut(&job.barrier);
-        match (job.slot, barrier) {
-            (Some(slot), Some(barrier)) if !job.dead => {
-                let lease = slot.into_lease(extent_ranges(&self.layout, job.expert));
-                self.counters.experts_read += 1;
-                let landed = Landed {
-                    expert: job.expert,
-                    lease,
-                };
-                barrier.landed.push_back((landed, job.device_bytes));
+        if job.dead {
+            if job.in_flight == 0 {
+                self.counters.wasted_device_bytes += job.landed;
+                self.counters.pending_device_bytes -= job.landed;
+                self.jobs.remove(&id);
             }
-            _ => self.counters.wasted_device_bytes += job.device_bytes,
+            return;
+        }
+        if job.class == ReadClass::Hint {
+            return;
+        }
+        let Some(slot) = job.take_filled() else {
+            return;
+        };
+        let landed = Landed {
+            expert: job.expert,
+            lease: slot.into_lease(extent_ranges(&self.layout, job.expert)),
+        };
+        let (barrier, device_bytes) = (job.barrier, job.landed);
+        self.schedule.forget(id);
+        if let Some(rest) = self.jobs.remove(&id).and_then(Job::into_rest)
+            && !rest.is_still()
+        {
+            self.aside.insert(id, rest);
+        }
+        self.counters.experts_read += 1;
+        if let Some(open) = self.barriers.get_mut(&barrier) {
+            open.landed.push_back((landed, device_bytes));
+            open.awaited -= 1;
+            if open.awaited == 0 {
+                self.complete_barrier(barrier);
+            }
         }
     }
 
-    fn count(&mut self, flight: &Flight, landed_ns: u64, ok: bool) {
-        let drive = &mut self.drives[flight.drive.index()];
-        let busy_since = &mut self.busy_since[flight.drive.index()];
-        drive.busy_ns += landed_ns.saturating_sub(*busy_since);
-        *busy_since = landed_ns.max(*busy_since);
-        drive.in_flight -= 1;
-        let (bytes, device_bytes) = (flight.piece.bytes, flight.piece.len as u64);
-        if ok {
-            drive.reads += 1;
-            drive.bytes += bytes;
-            drive.device_bytes += device_bytes;
-            self.counters.reads += 1;
-            self.counters.expert_bytes_read += bytes;
-            self.counters.device_bytes += device_bytes;
-        } else {
-            self.counters.failed_reads += 1;
-        }
-        if let Some(job) = self.jobs.get(&flight.job) {
-            self.events.push(ReadEvent {
-                asked_ns: job.asked_ns,
-                issued_ns: flight.issued_ns,
-                landed_ns,
-                drive: flight.drive,
-                expert: job.expert,
-                extent: flight.piece.extent,
-                start: flight.piece.start,
-                bytes,
-                device_bytes,
-                class: ReadClass::Demand,
-                barrier: job.barrier.0,
-                ok,
-            });
+    /// All experts of a barrier have landed.
+    fn complete_barrier(&mut self, id: BarrierId) {
+        self.schedule.close(id);
+        if let Some(barrier) = self.barriers.get(&id) {
+            if self.reports.len() == BARRIER_CAPACITY {
+                self.reports.pop_front();
+            }
+            self.reports.push_back(barrier.report);
+            self.reported += 1;
         }
     }
 }

@@ -8,12 +8,16 @@ use std::time::Duration;
 
 use crate::arena::Arena;
 use crate::backend::{Backend, Completion, ReadRequest};
+use crate::barrier_report::BarrierBatch;
 use crate::clock::Clock;
+use crate::counters::{Counters, DriveCounters};
+use crate::drive_set::MAX_DRIVES;
 use crate::error::{Error, Result};
-use crate::events::{Counters, DriveCounters, EventBatch};
+use crate::events::{EventBatch, EventRing};
 use crate::layout::{DriveId, ExpertId, Layout};
+use crate::notice::Notices;
 use crate::page::PAGE_BYTES;
-use crate::schedule::BarrierId;
+use crate::schedule::{BarrierId, FLOOR_BYTES};
 use crate::state::{Landed, Next, State};
 
 /// Most bytes of one read. At 14 GB/s that is 0.3 ms, long against the cost of a request, and a barrier ends within one of them.
@@ -22,19 +26,63 @@ pub const CHUNK_BYTES: usize = 4 << 20;
 /// How long [`Streamer::next`] waits for a lease to be dropped elsewhere when no read can start before that.
 pub const LEASE_PATIENCE: Duration = Duration::from_secs(60);
 
+/// What is known of a drive before it is read. What is `None` is measured, or taken from the [`StreamOptions`] or the back end.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct DriveTuning {
+    /// Its rate in bytes a second.
+    pub rate: Option<u64>,
+    /// Bytes of a read at which it is fast: the most of one read, a multiple of [`PAGE_BYTES`].
+    pub chunk_bytes: Option<usize>,
+    /// Reads in flight that it needs to be fast, at least 1. The back end's own depth is the most.
+    pub depth: Option<usize>,
+}
+
 /// Settings of a [`Streamer`].
 #[derive(Debug, Clone)]
 pub struct StreamOptions {
     /// Most bytes of one read, a multiple of [`PAGE_BYTES`].
     pub chunk_bytes: usize,
+    /// Pieces do not shrink below this, a multiple of [`PAGE_BYTES`]. See [`FLOOR_BYTES`].
+    pub floor_bytes: usize,
+    /// What is known of the drives, in the layout's order. Drives beyond its end are unknown.
+    pub tuning: Vec<DriveTuning>,
+    /// Where it is said that a drive keeps failing.
+    pub notices: Notices,
     /// See [`LEASE_PATIENCE`].
     pub lease_patience: Duration,
+}
+
+/// How one drive is read.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct DriveLimits {
+    pub(crate) rate: Option<u64>,
+    pub(crate) chunk: usize,
+    pub(crate) depth: usize,
+}
+
+impl StreamOptions {
+    /// How the drive at a place of the layout is read by a back end with this depth.
+    fn limits(&self, place: usize, depth: usize) -> Result<DriveLimits> {
+        let tuning = self.tuning.get(place).copied().unwrap_or_default();
+        let chunk = tuning.chunk_bytes.unwrap_or(self.chunk_bytes);
+        if chunk == 0 || !chunk.is_multiple_of(PAGE_BYTES) || chunk > u32::MAX as usize {
+            return Err(Error::ChunkSize { found: chunk });
+        }
+        Ok(DriveLimits {
+            rate: tuning.rate.filter(|&rate| rate > 0),
+            chunk,
+            depth: tuning.depth.unwrap_or(depth).min(depth).max(1),
+        })
+    }
 }
 
 impl Default for StreamOptions {
     fn default() -> Self {
         Self {
             chunk_bytes: CHUNK_BYTES,
+            floor_bytes: FLOOR_BYTES,
+            tuning: Vec::new(),
+            notices: Notices::default(),
             lease_patience: LEASE_PATIENCE,
         }
     }
@@ -60,7 +108,8 @@ impl Streamer {
     ///
     /// # Errors
     ///
-    /// [`Error::ArenaTooSmall`] when a slot does not hold the largest expert, [`Error::ArenaInUse`], [`Error::ChunkSize`], [`Error::Thread`].
+    /// [`Error::ArenaTooSmall`] when a slot does not hold the largest expert, [`Error::ArenaInUse`], [`Error::ChunkSize`],
+    /// [`Error::FloorSize`], [`Error::TooManyDrives`], [`Error::Thread`].
     pub fn start(
         layout: Arc<Layout>,
         arena: Arc<Arena>,
@@ -104,7 +153,9 @@ impl Streamer {
         })
     }
 
-    /// Asks for experts, each exactly once. Their reads begin at once, in this order.
+    /// Asks for experts, each exactly once. Their reads begin at once, those that few drives hold first.
+    ///
+    /// What a [`hint`](Self::hint) has read of them is not read again.
     ///
     /// # Errors
     ///
@@ -112,21 +163,43 @@ impl Streamer {
     pub fn demand(&mut self, experts: &[ExpertId]) -> Result<Barrier> {
         let now_ns = self.shared.clock.now_ns();
         let id = self.shared.lock().demand(experts, now_ns)?;
-        match &mut self.driver {
-            Driver::Thread(_) => self.shared.waker.wake_by_ref(),
-            Driver::Inline(pump) => pump.issue(),
-        }
+        self.start_reads();
         Ok(Barrier {
             id,
             shared: Arc::clone(&self.shared),
         })
     }
 
+    /// Says which experts will perhaps be demanded. They are read where drives would have nothing to do, into slots that no
+    /// barrier needs, and kept until a [`demand`](Self::demand) names them, the hint is dropped, or a barrier needs their slots.
+    ///
+    /// No more than one chunk for each drive is in flight for hints, so that they delay a demand by no more than that.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::UnknownExpert`]; then nothing is read.
+    pub fn hint(&mut self, experts: &[ExpertId]) -> Result<Hint> {
+        let now_ns = self.shared.clock.now_ns();
+        let id = self.shared.lock().hint(experts, now_ns)?;
+        self.start_reads();
+        Ok(Hint {
+            id,
+            shared: Arc::clone(&self.shared),
+        })
+    }
+
+    fn start_reads(&mut self) {
+        match &mut self.driver {
+            Driver::Thread(_) => self.shared.waker.wake_by_ref(),
+            Driver::Inline(pump) => pump.issue(),
+        }
+    }
+
     /// Waits for the next expert of a barrier, in the order in which they land; `None` when all were taken.
     ///
     /// # Errors
     ///
-    /// [`Error::Expert`] when a read failed: the barrier is lost and says so each time, the streamer goes on.
+    /// [`Error::Expert`] when a read failed and no other home was left: the barrier is lost and says so each time, the streamer goes on.
     /// [`Error::Stalled`] when no read can start because the caller holds every slot. With a thread of its own the streamer waits
     /// [`StreamOptions::lease_patience`] for other threads to drop leases. [`Error::Stopped`] when that thread has ended.
     pub fn next(&mut self, barrier: &Barrier) -> Result<Option<Landed>> {
@@ -156,6 +229,25 @@ impl Streamer {
         }
     }
 
+    /// Waits until no read is in flight: those of hints and of dropped barriers too. Then the books say what became of each byte.
+    pub fn wait_for_reads(&mut self) {
+        loop {
+            let state = self.shared.lock();
+            match &mut self.driver {
+                Driver::Thread(_) if state.in_flight() == 0 || state.stopped => return,
+                Driver::Thread(_) => drop(self.shared.wait(state, None)),
+                Driver::Inline(pump) => {
+                    drop(state);
+                    pump.issue();
+                    if self.shared.lock().in_flight() == 0 {
+                        return;
+                    }
+                    pump.reap();
+                }
+            }
+        }
+    }
+
     /// Sums since the start.
     pub fn counters(&self) -> Counters {
         self.shared.lock().counters
@@ -163,12 +255,21 @@ impl Streamer {
 
     /// Sums per drive since the start, in the layout's order.
     pub fn drive_counters(&self) -> Vec<DriveCounters> {
-        self.shared.lock().drives.clone()
+        let now_ns = self.shared.clock.now_ns();
+        self.shared.lock().drive_counters(now_ns)
+    }
+
+    /// Reports of complete barriers from number `from` on, as far as they are still kept: the last
+    /// [`BARRIER_CAPACITY`](crate::BARRIER_CAPACITY).
+    pub fn barriers(&self, from: u64) -> BarrierBatch {
+        self.shared.lock().reports(from)
     }
 
     /// Read events from number `from` on, as far as they are still kept: the last [`EVENT_CAPACITY`](crate::EVENT_CAPACITY).
+    ///
+    /// Neither this nor the writing of events waits for the other.
     pub fn events(&self, from: u64) -> EventBatch {
-        self.shared.lock().events.since(from)
+        self.shared.events.since(from)
     }
 
     /// The layout.
@@ -242,6 +343,37 @@ impl fmt::Debug for Barrier {
     }
 }
 
+/// Experts that will perhaps be demanded. Dropping it gives up those that were not.
+pub struct Hint {
+    id: BarrierId,
+    shared: Arc<Shared>,
+}
+
+impl Hint {
+    /// The hint's number in read events.
+    pub fn number(&self) -> u64 {
+        self.id.0
+    }
+
+    /// Experts that were neither demanded nor given up for the slots of a barrier.
+    pub fn left(&self) -> usize {
+        self.shared.lock().hints_left(self.id)
+    }
+}
+
+impl Drop for Hint {
+    fn drop(&mut self) {
+        self.shared.lock().cancel(self.id);
+        self.shared.waker.wake_by_ref();
+    }
+}
+
+impl fmt::Debug for Hint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Hint").field(&self.id.0).finish()
+    }
+}
+
 /// What the caller's thread and the pump's share.
 struct Shared {
     state: Mutex<State>,
@@ -249,6 +381,7 @@ struct Shared {
     booked: Condvar,
     waker: Waker,
     clock: Arc<dyn Clock>,
+    events: Arc<EventRing>,
 }
 
 impl Shared {
@@ -292,6 +425,8 @@ struct Pump {
     drives: Vec<DriveId>,
     reads: Vec<ReadRequest>,
     done: Vec<Completion>,
+    /// Longest wait for the back end.
+    look_again: Option<Duration>,
 }
 
 impl Pump {
@@ -302,10 +437,16 @@ impl Pump {
         clock: Arc<dyn Clock>,
         options: &StreamOptions,
     ) -> Result<Self> {
-        let chunk = options.chunk_bytes;
-        if chunk == 0 || !chunk.is_multiple_of(PAGE_BYTES) || chunk > u32::MAX as usize {
-            return Err(Error::ChunkSize { found: chunk });
+        let floor = options.floor_bytes;
+        if floor == 0 || !floor.is_multiple_of(PAGE_BYTES) {
+            return Err(Error::FloorSize { found: floor });
         }
+        let drives: Vec<DriveId> = layout.drive_ids().collect();
+        if drives.len() > MAX_DRIVES {
+            return Err(Error::TooManyDrives { found: drives.len() });
+        }
+        let limits = |drive: &DriveId| options.limits(drive.index(), backend.depth(*drive));
+        let limits = drives.iter().map(limits).collect::<Result<Vec<_>>>()?;
         if arena.slot_bytes() < layout.slot_bytes() {
             return Err(Error::ArenaTooSmall {
                 arena_bytes: arena.bytes(),
@@ -313,13 +454,14 @@ impl Pump {
                 needed: layout.slot_bytes(),
             });
         }
-        let drives = layout.drive_ids().collect();
         let waker = backend.waker();
         if !arena.attach(waker.clone()) {
             return Err(Error::ArenaInUse);
         }
+        let state = State::new(layout, arena, options, limits);
         let shared = Arc::new(Shared {
-            state: Mutex::new(State::new(layout, arena, chunk)),
+            events: Arc::clone(&state.events),
+            state: Mutex::new(state),
             booked: Condvar::new(),
             waker,
             clock,
@@ -330,6 +472,7 @@ impl Pump {
             drives,
             reads: Vec::new(),
             done: Vec::new(),
+            look_again: None,
         })
     }
 
@@ -355,7 +498,7 @@ impl Pump {
         let mut more = true;
         while std::mem::take(&mut more) {
             for &drive in &self.drives {
-                if state.drives[drive.index()].in_flight < self.backend.depth(drive)
+                if state.has_room(drive)
                     && let Some(read) = state.pull(drive, now_ns)
                 {
                     self.reads.push(read);
@@ -363,15 +506,20 @@ impl Pump {
                 }
             }
         }
+        state.note_idle(now_ns);
+        self.look_again = state.look_again(now_ns).filter(|_| state.in_flight() > 0);
         drop(state);
         for read in self.reads.drain(..) {
             self.backend.submit(read);
         }
     }
 
-    /// Waits for the back end and books what ended.
+    /// Waits for the back end and books what ended. Comes after [`issue`](Self::issue).
     fn reap(&mut self) {
-        self.backend.wait(&mut self.done);
+        match self.look_again {
+            None => self.backend.wait(&mut self.done),
+            Some(limit) => self.backend.wait_at_most(limit, &mut self.done),
+        }
         let mut state = self.shared.lock();
         for completion in self.done.drain(..) {
             state.complete(completion);

@@ -5,6 +5,7 @@ use std::sync::mpsc::{self, Receiver, Sender};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::task::{Wake, Waker};
 use std::thread::JoinHandle;
+use std::time::Duration;
 
 use crate::backend::{Backend, Completion, ReadRequest};
 use crate::clock::Clock;
@@ -111,6 +112,15 @@ impl Backend for ThreadBackend {
     fn wait(&mut self, done: &mut Vec<Completion>) {
         // The waker holds a sender, so the channel is never closed here.
         if let Ok(message) = self.messages.recv() {
+            Self::take(message, done);
+        }
+        while let Ok(message) = self.messages.try_recv() {
+            Self::take(message, done);
+        }
+    }
+
+    fn wait_at_most(&mut self, limit: Duration, done: &mut Vec<Completion>) {
+        if let Ok(message) = self.messages.recv_timeout(limit) {
             Self::take(message, done);
         }
         while let Ok(message) = self.messages.try_recv() {

@@ -45,6 +45,16 @@ impl<T> Tickets<T> {
         Some(value)
     }
 
+    /// The values whose tickets are out.
+    pub(crate) fn values(&self) -> impl Iterator<Item = &T> {
+        self.places.iter().filter_map(|(_, place)| place.as_ref())
+    }
+
+    /// The same, to change.
+    pub(crate) fn values_mut(&mut self) -> impl Iterator<Item = &mut T> {
+        self.places.iter_mut().filter_map(|(_, place)| place.as_mut())
+    }
+
     /// Tickets that are out.
     pub(crate) fn len(&self) -> usize {
         self.places.len() - self.free.len()
@@ -64,6 +74,7 @@ mod tests {
         assert_eq!(second.index, first.index);
         assert_eq!(tickets.take(first), None);
         assert_eq!(tickets.len(), 1);
+        assert_eq!(tickets.values().collect::<String>(), "b");
         assert_eq!(tickets.take(second), Some('b'));
         assert_eq!(tickets.take(second), None);
         assert_eq!(tickets.len(), 0);

@@ -5,7 +5,7 @@ use std::io;
 use std::os::fd::{AsFd, AsRawFd};
 use std::sync::Arc;
 use std::task::Waker;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use io_uring::squeue::{Entry, Flags};
 use io_uring::{IoUring, Probe, opcode, types};
@@ -221,20 +221,28 @@ impl UringBackend {
         Some(entry.flags(flags).user_data(place as u64))
     }
 
-    /// Gives the submission queue to the kernel and, if so told, sleeps until there is an answer.
-    fn enter(&mut self, sleep: bool) {
+    /// Gives the submission queue to the kernel and, if so told, sleeps until there is an answer, or for `limit` at most. Kernels
+    /// before 5.11 know no limit.
+    fn enter(&mut self, sleep: bool, limit: Option<Duration>) {
         if self.refusal.is_some() {
             return;
         }
-        let outcome = self.ring.submit_and_wait(usize::from(sleep));
+        let outcome = match limit {
+            Some(limit) if sleep && self.ring.params().is_feature_ext_arg() => {
+                let limit = types::Timespec::from(limit);
+                let args = types::SubmitArgs::new().timespec(&limit);
+                self.ring.submitter().submit_with_args(1, &args)
+            }
+            _ => self.ring.submit_and_wait(usize::from(sleep)),
+        };
         let left = self.ring.submission().len();
         while self.queued.len() > left {
             self.queued.pop_front();
         }
         if let Err(error) = outcome {
             match error.raw_os_error().map(Errno::from_raw_os_error) {
-                // Busy: answers must be taken first.
-                Some(Errno::INTR | Errno::BUSY) => {}
+                // Busy: answers must be taken first. Time: the limit has passed.
+                Some(Errno::INTR | Errno::BUSY | Errno::TIME) => {}
                 Some(Errno::AGAIN | Errno::NOMEM) => std::thread::sleep(RETRY_PAUSE),
                 errno => self.refusal = Some(errno.unwrap_or(Errno::IO).raw_os_error()),
             }
@@ -316,6 +324,28 @@ impl UringBackend {
             std::thread::sleep(RETRY_PAUSE);
         }
     }
+
+    /// Waits until a read has ended, the bell was rung or the deadline has passed.
+    fn wait_until(&mut self, deadline: Option<Instant>, done: &mut Vec<Completion>) {
+        let mut landed = Vec::new();
+        let mut rung = !self.bell.lie_down();
+        loop {
+            self.enqueue(&mut landed);
+            let idle = !rung && landed.is_empty() && self.waiting.is_empty();
+            let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
+            self.enter(idle, left);
+            rung |= self.reap(&mut landed) | self.bell.is_rung();
+            if let Some(errno) = self.refusal {
+                self.limp(errno, &mut landed);
+            }
+            let over = rung || !landed.is_empty() || left.is_some_and(|left| left.is_zero());
+            if self.waiting.is_empty() && over {
+                break;
+            }
+        }
+        self.bell.rise();
+        done.append(&mut landed);
+    }
 }
 
 impl Backend for UringBackend {
@@ -334,22 +364,11 @@ impl Backend for UringBackend {
     }
 
     fn wait(&mut self, done: &mut Vec<Completion>) {
-        let mut landed = Vec::new();
-        let mut rung = !self.bell.lie_down();
-        loop {
-            self.enqueue(&mut landed);
-            let idle = !rung && landed.is_empty() && self.waiting.is_empty();
-            self.enter(idle);
-            rung |= self.reap(&mut landed) | self.bell.is_rung();
-            if let Some(errno) = self.refusal {
-                self.limp(errno, &mut landed);
-            }
-            if self.waiting.is_empty() && (rung || !landed.is_empty()) {
-                break;
-            }
-        }
-        self.bell.rise();
-        done.append(&mut landed);
+        self.wait_until(None, done);
+    }
+
+    fn wait_at_most(&mut self, limit: Duration, done: &mut Vec<Completion>) {
+        self.wait_until(Instant::now().checked_add(limit), done);
     }
 
     fn waker(&self) -> Waker {
@@ -369,7 +388,7 @@ impl Drop for UringBackend {
     fn drop(&mut self) {
         let mut landed = Vec::new();
         while self.flights.len() > self.waiting.len() {
-            self.enter(true);
+            self.enter(true, None);
             self.reap(&mut landed);
             if let Some(errno) = self.refusal {
                 self.limp(errno, &mut landed);

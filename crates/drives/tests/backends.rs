@@ -334,6 +334,29 @@ fn the_waker_ends_a_wait_of_now_and_of_later() {
     });
 }
 
+#[test]
+fn a_wait_ends_at_its_limit_or_when_woken() {
+    const LIMIT: Duration = Duration::from_millis(50);
+    let world = world_of(&[PAGE_BYTES as u64]);
+    each(&ON_DISK, |kind, folder| {
+        let arena = Arena::new(PAGE_BYTES, PAGE_BYTES).unwrap();
+        let Some(mut backend) = on_files(kind, &world.on_disk(folder), &arena, &Notices::default()) else {
+            return;
+        };
+        let mut landed = Vec::new();
+        let start = Instant::now();
+        backend.wait_at_most(LIMIT, &mut landed);
+        assert!(start.elapsed() >= LIMIT, "{kind:?} waited {:?}", start.elapsed());
+        // Without an end, and still woken.
+        for limit in [Duration::from_secs(3600), Duration::MAX] {
+            backend.waker().wake();
+            backend.wait_at_most(limit, &mut landed);
+        }
+        backend.wait_at_most(Duration::ZERO, &mut landed);
+        assert!(landed.is_empty());
+    });
+}
+
 /// Processor time of this thread.
 #[cfg(target_os = "linux")]
 fn thread_time() -> Duration {

@@ -373,7 +373,7 @@ fn every_read_leaves_an_event() {
         (bytes, device_bytes),
         (counters.expert_bytes_read, counters.device_bytes)
     );
-    let drive = streamer.drive_counters()[0];
+    let drive = streamer.drive_counters().remove(0);
     assert_eq!((drive.reads, drive.in_flight), (counters.reads, 0));
     let end = batch.events.iter().map(|event| event.landed_ns).max();
     assert_eq!(

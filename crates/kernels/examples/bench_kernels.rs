@@ -1,7 +1,8 @@
 //! Each kernel's share of its floor: the larger of bytes / read bandwidth and operations / multiply-add peak, both
 //! measured in the same run, interleaved with the kernels.
 //!
-//! `cargo run --release -p kernels --example bench_kernels [-- OUT.json]` or `make bench-kernels`.
+//! `cargo run --release -p kernels --example bench_kernels [-- OUT.json]` or `make bench-kernels`. A second argument keeps
+//! only cases whose "name rows isa threads" contain it; `-` as the first writes no file.
 
 use kernels::{Backend, Cpu, Elements, ExpertMatrices, Isa, Matrix, MlaShape, SituCaps, Span, Taker, WeightFormat};
 use std::hint::black_box;
@@ -282,7 +283,8 @@ fn attention_case(positions: usize, noise: &mut Noise, cpu: &Cpu) -> Case {
 }
 
 fn main() {
-    let out = std::env::args().nth(1);
+    let out = std::env::args().nth(1).filter(|name| name != "-");
+    let only = std::env::args().nth(2).unwrap_or_default();
     let all = std::thread::available_parallelism().map_or(1, usize::from);
     let mut noise = Noise(0x1234_5678_9abc_def1);
     let probe = noise.bytes(WEIGHT_BYTES);
@@ -303,6 +305,9 @@ fn main() {
             kinds.push(Box::new(move |n| attention_case(8192, n, &c)));
             for kind in &mut kinds {
                 let mut case = kind(&mut noise);
+                if !format!("{} {} {isa} {threads}", case.name, case.rows).contains(&only) {
+                    continue;
+                }
                 (case.run)(&cpu);
                 let (mut times, mut bandwidths, mut peaks) = (vec![], vec![], vec![]);
                 for _ in 0..REPEATS {

@@ -153,12 +153,21 @@ fn heads_block<const G: usize>(
     let value = out.len() / G;
     let mut first = 0;
     while first + CHUNKS * LANES <= value {
-        value_tile::<G, { CHUNKS * LANES }>(&scores, positions, width, block, first, value, &keep, out);
+        value_tile::<G, CHUNKS>(&scores, positions, width, block, first, value, &keep, out);
         first += CHUNKS * LANES;
     }
-    while first < value {
+    while first + LANES <= value {
         value_tile::<G, 1>(&scores, positions, width, block, first, value, &keep, out);
-        first += 1;
+        first += LANES;
+    }
+    for i in first..value {
+        for g in 0..G {
+            let mut acc = out[g * value + i] * keep[g];
+            for (p, row) in block.chunks_exact(width).enumerate() {
+                acc = scores[g][p].mul_add(row[i], acc);
+            }
+            out[g * value + i] = acc;
+        }
     }
 }
 
@@ -188,12 +197,22 @@ fn score_tile<const G: usize, const P: usize>(
     }
     for (g, acc) in acc.iter_mut().enumerate() {
         for (p, acc) in acc.iter_mut().enumerate() {
-            for (i, lane) in (whole..width).zip(acc.iter_mut()) {
-                *lane = queries[g][i].mul_add(rows[p][i], *lane);
+            if whole < width {
+                *acc = rest(*acc, &queries[g][whole..], &rows[p][whole..]);
             }
             scores[g][at + p] = tree(*acc);
         }
     }
+}
+
+/// The last, partial round of lanes. Kept out of line: lanes that are indexed by a variable cannot stay in registers.
+#[cold]
+#[inline(never)]
+fn rest(mut acc: [f32; LANES], a: &[f32], b: &[f32]) -> [f32; LANES] {
+    for ((lane, a), b) in acc.iter_mut().zip(a).zip(b) {
+        *lane = a.mul_add(*b, *lane);
+    }
+    acc
 }
 
 #[inline(always)]
@@ -201,10 +220,10 @@ fn lanes(x: &[f32], at: usize) -> &[f32; LANES] {
     x[at..at + LANES].as_array().expect("a slice of LANES numbers")
 }
 
-/// Outputs `first..first + N` of the weighted sums of `G` heads.
+/// `C` times 16 outputs from `first` on of the weighted sums of `G` heads.
 #[inline(always)]
 #[allow(clippy::too_many_arguments)]
-fn value_tile<const G: usize, const N: usize>(
+fn value_tile<const G: usize, const C: usize>(
     weights: &[[f32; ATTENTION_BLOCK]; G],
     positions: usize,
     width: usize,
@@ -214,23 +233,30 @@ fn value_tile<const G: usize, const N: usize>(
     keep: &[f32; G],
     out: &mut [f32],
 ) {
-    let mut acc = [[0.0f32; N]; G];
+    let mut acc = [[[0.0f32; LANES]; C]; G];
     for (g, acc) in acc.iter_mut().enumerate() {
-        for (a, o) in acc.iter_mut().zip(&out[g * value + first..][..N]) {
-            *a = o * keep[g];
+        for (c, acc) in acc.iter_mut().enumerate() {
+            let out = lanes(out, g * value + first + c * LANES);
+            for l in 0..LANES {
+                acc[l] = out[l] * keep[g];
+            }
         }
     }
-    for (p, row) in block.chunks_exact(width).take(positions).enumerate() {
-        let row = &row[first..first + N];
+    for p in 0..positions {
+        let row: [&[f32; LANES]; C] = std::array::from_fn(|c| lanes(block, p * width + first + c * LANES));
         for (acc, weights) in acc.iter_mut().zip(weights) {
             let w = weights[p];
-            for (a, v) in acc.iter_mut().zip(row) {
-                *a = w.mul_add(*v, *a);
+            for (acc, row) in acc.iter_mut().zip(&row) {
+                for l in 0..LANES {
+                    acc[l] = w.mul_add(row[l], acc[l]);
+                }
             }
         }
     }
     for (g, acc) in acc.iter().enumerate() {
-        out[g * value + first..][..N].copy_from_slice(acc);
+        for (c, acc) in acc.iter().enumerate() {
+            out[g * value + first + c * LANES..][..LANES].copy_from_slice(acc);
+        }
     }
 }
 

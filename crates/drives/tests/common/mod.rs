@@ -1,6 +1,8 @@
 //! A small world of files and experts, on disk or in memory.
 #![allow(dead_code, reason = "each test file uses a part")]
 
+pub mod sim;
+
 use std::path::Path;
 use std::sync::Arc;
 
