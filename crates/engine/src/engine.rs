@@ -3,11 +3,12 @@
 use crate::error::Error;
 use crate::experts::{Checks, PassExperts};
 use crate::generate::Cancel;
+use crate::measure::Measure;
 use crate::memory::{MemoryPlan, Wishes};
 use crate::placement::{Checksums, FolderReport, Placement};
 use crate::resident::{Embedding, Resident};
 use checkpoint::{Checkpoint, Class, K3Config};
-use drives::{Arena, MonotonicClock, Notice, Notices, StreamOptions, Streamer, ThreadBackend};
+use drives::{Arena, MonotonicClock, Notice, Notices, Profile, StreamOptions, Streamer};
 use kernels::{Cpu, Isa, Routes, Rows};
 use models::kimi_k3::{DEFAULT_MLA_EPS, Input, KimiK3, Segment, State, Workspace};
 use std::sync::Arc;
@@ -32,10 +33,10 @@ pub struct Options {
     pub threads: usize,
     /// The kernels; all give the same bits.
     pub isa: Isa,
-    /// Reads in flight for each drive.
-    pub depth: usize,
     /// Where experts are read from.
     pub placement: Placement,
+    /// Whether drives are measured first.
+    pub measure: Measure,
     /// Whether experts are compared with the checksums of packs before they are used. It costs about 0.05 seconds of one core
     /// for a gigabyte, more where the bytes have left the cache.
     pub check: bool,
@@ -56,8 +57,8 @@ impl Default for Options {
             slots: None,
             threads: std::thread::available_parallelism().map_or(1, usize::from),
             isa: Isa::detect(),
-            depth: drives::DEFAULT_DEPTH,
             placement: Placement::default(),
+            measure: Measure::Never,
             check: true,
             mla_eps: DEFAULT_MLA_EPS,
             cancel: Cancel::default(),
@@ -121,6 +122,7 @@ pub struct Engine {
     streamer: Streamer,
     checksums: Option<Checksums>,
     folders: Vec<FolderReport>,
+    profile: Option<Profile>,
     embedding: Embedding,
     plan: MemoryPlan,
     notices: Notices,
@@ -146,6 +148,7 @@ impl Engine {
         let checksums = options
             .check
             .then(|| Checksums::new(Arc::clone(&layout), placed.packs, &notices));
+        let profile = options.measure.profile(&layout, &notices)?;
         let wishes = Wishes {
             budget: options.memory,
             positions: options.positions,
@@ -165,8 +168,14 @@ impl Engine {
         let workspace = Workspace::new(&cpu, config, plan.pass_rows);
         let clock = Arc::new(MonotonicClock::new());
         let arena = Arena::new(plan.slots as usize, layout.slot_bytes())?;
-        let backend = ThreadBackend::open(&layout, options.depth, clock.clone(), &notices)?;
-        let streamer = Streamer::start(layout, arena, Box::new(backend), clock, &StreamOptions::default())?;
+        let depths = profile.as_ref().map(Profile::depths).unwrap_or_default();
+        let backend = drives::open_best(&layout, &arena, &depths, clock.clone(), &notices)?;
+        let stream = StreamOptions {
+            tuning: profile.as_ref().map(Profile::tuning).unwrap_or_default(),
+            notices: notices.clone(),
+            ..StreamOptions::default()
+        };
+        let streamer = Streamer::start(layout, arena, backend, clock, &stream)?;
         let embedding = Embedding::open(&checkpoint, &notices)?;
         Ok(Self {
             cpu,
@@ -175,6 +184,7 @@ impl Engine {
             streamer,
             checksums,
             folders: placed.folders,
+            profile,
             embedding,
             plan,
             notices,
@@ -202,6 +212,21 @@ impl Engine {
     /// The folders that experts are read from, and what each holds.
     pub fn folders(&self) -> &[FolderReport] {
         &self.folders
+    }
+
+    /// How fast the drives were found to be; `None` when they were not measured.
+    pub fn profile(&self) -> Option<&Profile> {
+        self.profile.as_ref()
+    }
+
+    /// The streamer, for its sums, reports and events.
+    pub fn streamer(&self) -> &Streamer {
+        &self.streamer
+    }
+
+    /// Waits until no read is in flight. Then the streamer's sums say what became of each byte.
+    pub fn settle(&mut self) {
+        self.streamer.wait_for_reads();
     }
 
     /// Things that the user should know, since the last call.
