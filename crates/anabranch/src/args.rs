@@ -48,6 +48,9 @@ pub enum Command {
     Run(Box<RunArgs>),
     Inspect(InspectArgs),
     Logits(LogitsArgs),
+    Drives(DrivesArgs),
+    Place(PlaceArgs),
+    Verify(VerifyArgs),
     Synth(SynthArgs),
 }
 
@@ -113,11 +116,28 @@ pub struct RunArgs {
     pub sampling: SamplingArgs,
 
     #[command(flatten)]
+    pub experts: ExpertsArgs,
+
+    #[command(flatten)]
     pub machine: MachineArgs,
 
     /// Tokens that the sequence may reach [default: what prompt and answer need; 8192 in a chat]
     #[arg(long, value_name = "N", value_parser = positive, help_heading = "Machine")]
     pub context: Option<usize>,
+}
+
+#[derive(clap::Args)]
+#[command(next_help_heading = "Drives")]
+pub struct ExpertsArgs {
+    /// A folder with shards or packs of the model, to read experts from as well; may be repeated
+    ///
+    /// The model's own folder is read too. Folders on one device are one drive.
+    #[arg(long = "drive", value_name = "PATH")]
+    pub drives: Vec<PathBuf>,
+
+    /// A file that lists such folders; docs/layout.md describes it
+    #[arg(long, value_name = "FILE", conflicts_with = "drives")]
+    pub layout: Option<PathBuf>,
 }
 
 #[derive(clap::Args)]
@@ -206,7 +226,54 @@ pub struct LogitsArgs {
     pub out: PathBuf,
 
     #[command(flatten)]
+    pub experts: ExpertsArgs,
+
+    #[command(flatten)]
     pub machine: MachineArgs,
+}
+
+/// Say what drives folders are on and how fast they are.
+///
+/// Each drive is read for a moment, alone and together with the others, from the largest files that its folders hold; nothing
+/// is written. Folders on one device are one drive.
+#[derive(clap::Args)]
+pub struct DrivesArgs {
+    /// Folders; without any, the one this is called in
+    #[arg(value_name = "PATH")]
+    pub paths: Vec<PathBuf>,
+
+    /// One JSON array instead of a table
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Write packs: chosen ranges of a model's experts, for other drives.
+///
+/// The plan says which drive gets what; docs/layout.md describes it. Each pack is read back and compared before it gets its name.
+/// Packs that are there already are kept, so a run that was stopped can be repeated.
+#[derive(clap::Args)]
+pub struct PlaceArgs {
+    /// Folder of the checkpoint, as published
+    #[arg(long, value_name = "DIR")]
+    pub model: PathBuf,
+
+    /// JSON lines, such as {"drive": "/mnt/b/kimi-k3", "layer": 1, "experts": "0-99"}
+    #[arg(long, value_name = "FILE")]
+    pub plan: PathBuf,
+
+    /// Refuse a plan after which packs alone would not hold every expert
+    #[arg(long)]
+    pub only_packs: bool,
+}
+
+/// Read packs whole and compare them with their checksums.
+///
+/// The exit status is 1 when a pack is damaged.
+#[derive(clap::Args)]
+pub struct VerifyArgs {
+    /// Packs, or folders whose packs are read
+    #[arg(value_name = "PACK", required = true)]
+    pub packs: Vec<PathBuf>,
 }
 
 /// Write a random checkpoint in the published layout.

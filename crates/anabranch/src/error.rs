@@ -9,6 +9,12 @@ pub enum Error {
     #[error(transparent)]
     Engine(#[from] engine::Error),
     #[error(transparent)]
+    Placement(#[from] engine::PlacementError),
+    #[error(transparent)]
+    Drives(#[from] drives::Error),
+    #[error(transparent)]
+    Pack(#[from] drives::PackError),
+    #[error(transparent)]
     Checkpoint(#[from] checkpoint::Error),
     #[error(transparent)]
     Tokenizer(#[from] checkpoint::tokenizer::TokenizerError),
@@ -55,6 +61,12 @@ pub enum Error {
     Signals(#[from] ctrlc::Error),
     #[error("{}: found {problems} problems, expected a complete checkpoint; {next}", path.display())]
     Incomplete { path: PathBuf, problems: u64, next: String },
+    #[error(
+        "found {damaged} of {of} packs damaged, expected none; delete them and place them again, runs read other copies meanwhile"
+    )]
+    DamagedPacks { damaged: usize, of: usize },
+    #[error("{}: found no pack, expected files in .pack; name a drive's folder or a pack", path.display())]
+    NoPack { path: PathBuf },
     /// Somebody pressed Ctrl-C, and what there is has been shown.
     #[error("interrupted")]
     Interrupted,
@@ -76,6 +88,8 @@ impl Error {
             Error::Interrupted
                 | Error::Engine(engine::Error::Cancelled)
                 | Error::Checkpoint(checkpoint::Error::Stopped { .. })
+                | Error::Pack(drives::PackError::Stopped { .. })
+                | Error::Placement(engine::PlacementError::Pack(drives::PackError::Stopped { .. }))
         )
     }
 }

@@ -20,7 +20,7 @@ pub fn logits(settings: &Logits, interrupt: &Interrupt) -> Result<(), Error> {
         pass_rows: ids.len(),
         all_logits: settings.all,
     };
-    let mut engine = model::load(checkpoint, &settings.machine, &needs, interrupt)?;
+    let mut engine = model::load(checkpoint, &settings.experts, &settings.machine, &needs, interrupt)?;
     let vocab = engine.config().vocab_size;
     let shape = match settings.all {
         true => vec![ids.len(), vocab],

@@ -1,13 +1,14 @@
 //! The command line.
 //!
 //! A command goes through three rooms: `args` holds the flags as the user writes them, `settings` turns them once into
-//! plain structs, and one file a command does the work (`run`, `inspect`, `logits`, `synth`), each over the engine and
+//! plain structs, and one file a command does the work (`run`, `inspect`, `place` and so on), each over the engine and
 //! the checkpoint. Nothing below `settings` sees a flag or an environment variable.
 
 mod answer;
 mod args;
 mod chat;
 mod demo;
+mod drives;
 mod error;
 mod ids;
 mod inspect;
@@ -15,11 +16,13 @@ mod logits;
 mod model;
 mod npy;
 mod output;
+mod place;
 mod run;
 mod settings;
 mod signals;
 mod sizes;
 mod synth;
+mod verify;
 
 use std::io::ErrorKind;
 use std::process::ExitCode;
@@ -47,6 +50,9 @@ fn obey(settings: &Settings) -> Result<(), Error> {
         Settings::Run(run) => run::run(run, &interrupt),
         Settings::Inspect(inspect) => inspect::inspect(inspect, &interrupt),
         Settings::Logits(logits) => logits::logits(logits, &interrupt),
+        Settings::Drives(drives) => drives::drives(drives, &interrupt),
+        Settings::Place(place) => place::place(place, &interrupt),
+        Settings::Verify(verify) => verify::verify(verify, &interrupt),
         Settings::Synth(synth) => synth::synth(synth, &interrupt),
     }
 }

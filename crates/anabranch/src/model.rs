@@ -4,12 +4,12 @@ use std::path::PathBuf;
 use std::time::Instant;
 
 use checkpoint::Checkpoint;
-use engine::{Engine, Options, human};
+use engine::{Engine, Options, Placement, human};
 
 use crate::demo;
 use crate::error::Error;
 use crate::output::{self, Meter};
-use crate::settings::{Machine, Model};
+use crate::settings::{Experts, Machine, Model};
 use crate::signals::Interrupt;
 
 /// The folder of the chosen model.
@@ -40,7 +40,17 @@ pub struct Needs {
 }
 
 /// Loads the resident weights, with progress on the terminal, and passes notices on.
-pub fn load(checkpoint: Checkpoint, machine: &Machine, needs: &Needs, interrupt: &Interrupt) -> Result<Engine, Error> {
+pub fn load(
+    checkpoint: Checkpoint,
+    experts: &Experts,
+    machine: &Machine,
+    needs: &Needs,
+    interrupt: &Interrupt,
+) -> Result<Engine, Error> {
+    let placement = match experts {
+        Experts::Folders(folders) => Placement::of(folders.iter().cloned()),
+        Experts::Layout(file) => Placement::read(file)?,
+    };
     let usual = Options::default();
     let options = Options {
         memory: machine.memory.unwrap_or(usual.memory),
@@ -50,6 +60,7 @@ pub fn load(checkpoint: Checkpoint, machine: &Machine, needs: &Needs, interrupt:
         positions: needs.positions,
         pass_rows: needs.pass_rows,
         all_logits: needs.all_logits,
+        placement,
         cancel: interrupt.cancel().clone(),
         ..usual
     };

@@ -66,7 +66,7 @@ fn once(
         all_logits: false,
     };
     let stop_ids = checkpoint.stop_ids().to_vec();
-    let mut engine = match model::load(checkpoint, &settings.machine, &needs, interrupt) {
+    let mut engine = match model::load(checkpoint, &settings.experts, &settings.machine, &needs, interrupt) {
         Err(error) if error.is_interrupt() => {
             return finish(&Answer::none(prompt, start.elapsed().as_secs_f64()), &settings.display);
         }
@@ -131,7 +131,7 @@ fn chat(settings: &Run, conversation: &Conversation, interrupt: &Interrupt) -> R
         all_logits: false,
     };
     let opening = opening(conversation)?;
-    let mut engine = model::load(checkpoint, &settings.machine, &needs, interrupt)?;
+    let mut engine = model::load(checkpoint, &settings.experts, &settings.machine, &needs, interrupt)?;
     drop(loading);
     if settings.display.verbose {
         describe(&engine);
@@ -227,6 +227,19 @@ fn describe(engine: &Engine) {
         engine.threads(),
         engine::NUMERICS_VERSION
     ));
+    for folder in engine.folders() {
+        let note = match folder.note.is_empty() {
+            true => String::new(),
+            false => format!(" ({})", folder.note),
+        };
+        output::say(format_args!(
+            "experts: {}{note}: {} shards, {} packs, {}",
+            folder.path.display(),
+            folder.shards,
+            folder.packs,
+            engine::human(folder.expert_bytes)
+        ));
+    }
 }
 
 #[cfg(test)]

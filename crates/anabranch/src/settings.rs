@@ -49,6 +49,14 @@ pub struct Machine {
     pub mla_eps: f32,
 }
 
+/// Where experts are read from.
+pub enum Experts {
+    /// The model's folder, and these.
+    Folders(Vec<PathBuf>),
+    /// What a layout file says.
+    Layout(PathBuf),
+}
+
 /// Where a text comes from.
 pub enum TextSource {
     Given(OsString),
@@ -92,6 +100,7 @@ pub struct Run {
     pub input: Input,
     pub generation: Generation,
     pub display: Display,
+    pub experts: Experts,
     pub machine: Machine,
     /// Positions to set memory aside for.
     pub context: Option<usize>,
@@ -109,7 +118,23 @@ pub struct Logits {
     pub ids: Vec<u32>,
     pub all: bool,
     pub out: PathBuf,
+    pub experts: Experts,
     pub machine: Machine,
+}
+
+pub struct Drives {
+    pub paths: Vec<PathBuf>,
+    pub json: bool,
+}
+
+pub struct Place {
+    pub model: PathBuf,
+    pub plan: PathBuf,
+    pub only_packs: bool,
+}
+
+pub struct Verify {
+    pub packs: Vec<PathBuf>,
 }
 
 pub struct Synth {
@@ -124,6 +149,9 @@ pub enum Settings {
     Run(Box<Run>),
     Inspect(Inspect),
     Logits(Logits),
+    Drives(Drives),
+    Place(Place),
+    Verify(Verify),
     Synth(Synth),
 }
 
@@ -144,8 +172,22 @@ impl Settings {
                 ids: args.ids.0,
                 all: args.all,
                 out: args.out,
+                experts: experts(args.experts),
                 machine: machine(args.machine),
             }),
+            args::Command::Drives(args) => Settings::Drives(Drives {
+                paths: match args.paths.is_empty() {
+                    true => vec![PathBuf::from(".")],
+                    false => args.paths,
+                },
+                json: args.json,
+            }),
+            args::Command::Place(args) => Settings::Place(Place {
+                model: args.model,
+                plan: args.plan,
+                only_packs: args.only_packs,
+            }),
+            args::Command::Verify(args) => Settings::Verify(Verify { packs: args.packs }),
             args::Command::Synth(args) => Settings::Synth(Synth {
                 config: args.config,
                 seed: args.seed,
@@ -206,6 +248,7 @@ fn run(args: args::RunArgs, around: Surroundings) -> Result<Run, Error> {
             stats: args.stats,
             verbose: args.verbose,
         },
+        experts: experts(args.experts),
         machine: machine(args.machine),
         context: args.context,
     })
@@ -224,6 +267,10 @@ fn sampling(args: &args::SamplingArgs) -> Sampling {
 
 fn model(dir: Option<PathBuf>, around: Surroundings) -> Model {
     dir.map_or(Model::Demo(around.cache), Model::Folder)
+}
+
+fn experts(args: args::ExpertsArgs) -> Experts {
+    args.layout.map_or(Experts::Folders(args.drives), Experts::Layout)
 }
 
 fn machine(args: args::MachineArgs) -> Machine {

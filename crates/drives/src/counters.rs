@@ -27,6 +27,12 @@ pub struct Counters {
     pub reread_device_bytes: u64,
     /// Those of experts whose fate is open: not whole yet, not taken yet, or hinted.
     pub pending_device_bytes: u64,
+    /// Barriers all of whose experts have landed.
+    pub barriers: u64,
+    /// Their bounds added up, in nanoseconds: see [`BarrierReport`](crate::BarrierReport).
+    pub barrier_bound_ns: u64,
+    /// Their times added up, in nanoseconds, each from the demand to the last landing.
+    pub barrier_time_ns: u64,
     /// Experts that were demanded after a hint, so that what had been read of them was not read again.
     pub hints_used: u64,
     /// Answers of the back end to reads that were not in flight. Not 0 means that the back end is wrong.

@@ -1,5 +1,6 @@
 //! What was read, when, from where: one event a read.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 
 use crate::layout::{DriveId, ExpertId};
@@ -59,6 +60,23 @@ impl EventBatch {
     /// What to ask for next time.
     pub fn next(&self) -> u64 {
         self.first + self.events.len() as u64
+    }
+}
+
+/// A streamer's read events, apart from the streamer.
+#[derive(Debug, Clone)]
+pub struct EventFeed {
+    ring: Arc<EventRing>,
+}
+
+impl EventFeed {
+    pub(crate) fn new(ring: Arc<EventRing>) -> Self {
+        Self { ring }
+    }
+
+    /// As [`Streamer::events`](crate::Streamer::events).
+    pub fn since(&self, from: u64) -> EventBatch {
+        self.ring.since(from)
     }
 }
 

@@ -107,7 +107,7 @@ pub use counters::{Counters, DriveCounters};
 pub use device::Device;
 pub use drive_set::MAX_DRIVES;
 pub use error::{Error, ReadError, Result};
-pub use events::{EVENT_CAPACITY, EventBatch, ReadClass, ReadEvent};
+pub use events::{EVENT_CAPACITY, EventBatch, EventFeed, ReadClass, ReadEvent};
 pub use file::DirectFile;
 pub use histogram::Latencies;
 pub use layout::{Drive, DriveId, ExpertId, Extent, FileId, Home, Layout, LayoutBuilder, LayoutFile, Source};

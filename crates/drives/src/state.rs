@@ -422,6 +422,9 @@ impl State {
     fn complete_barrier(&mut self, id: BarrierId) {
         self.schedule.close(id);
         if let Some(barrier) = self.barriers.get(&id) {
+            self.counters.barriers += 1;
+            self.counters.barrier_bound_ns += barrier.report.bound_ns;
+            self.counters.barrier_time_ns += barrier.report.time_ns;
             if self.reports.len() == BARRIER_CAPACITY {
                 self.reports.pop_front();
             }

@@ -13,7 +13,7 @@ use crate::clock::Clock;
 use crate::counters::{Counters, DriveCounters};
 use crate::drive_set::MAX_DRIVES;
 use crate::error::{Error, Result};
-use crate::events::{EventBatch, EventRing};
+use crate::events::{EventBatch, EventFeed, EventRing};
 use crate::layout::{DriveId, ExpertId, Layout};
 use crate::notice::Notices;
 use crate::page::PAGE_BYTES;
@@ -270,6 +270,11 @@ impl Streamer {
     /// Neither this nor the writing of events waits for the other.
     pub fn events(&self, from: u64) -> EventBatch {
         self.shared.events.since(from)
+    }
+
+    /// The read events, to be read while the streamer is in use elsewhere, from any thread.
+    pub fn event_feed(&self) -> EventFeed {
+        EventFeed::new(Arc::clone(&self.shared.events))
     }
 
     /// The layout.

@@ -3,16 +3,14 @@
 use crate::error::Error;
 use crate::experts::{Checks, PassExperts};
 use crate::generate::Cancel;
+use crate::measure::Measure;
 use crate::memory::{MemoryPlan, Wishes};
 use crate::placement::{Checksums, FolderReport, Placement};
 use crate::resident::{Embedding, Resident};
 use checkpoint::{Checkpoint, Class, K3Config};
-use drives::{
-    Arena, DriveTuning, Layout, MonotonicClock, Notice, Notices, Profile, StreamOptions, Streamer, open_best,
-};
+use drives::{Arena, MonotonicClock, Notice, Notices, Profile, StreamOptions, Streamer};
 use kernels::{Cpu, Isa, Routes, Rows};
 use models::kimi_k3::{DEFAULT_MLA_EPS, Input, KimiK3, Segment, State, Workspace};
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -35,13 +33,10 @@ pub struct Options {
     pub threads: usize,
     /// The kernels; all give the same bits.
     pub isa: Isa,
-    /// Reads in flight for each drive, where its profile does not say better.
-    pub depth: usize,
-    /// Where the drives' measured profile is remembered. With a file drives are measured at start, in under a second, unless
-    /// it holds their profile; without one the scheduler learns their speeds as it goes.
-    pub profile: Option<PathBuf>,
     /// Where experts are read from.
     pub placement: Placement,
+    /// Whether drives are measured first.
+    pub measure: Measure,
     /// Whether experts are compared with the checksums of packs before they are used. It costs about 0.05 seconds of one core
     /// for a gigabyte, more where the bytes have left the cache.
     pub check: bool,
@@ -62,9 +57,8 @@ impl Default for Options {
             slots: None,
             threads: std::thread::available_parallelism().map_or(1, usize::from),
             isa: Isa::detect(),
-            depth: drives::DEFAULT_DEPTH,
-            profile: None,
             placement: Placement::default(),
+            measure: Measure::Never,
             check: true,
             mla_eps: DEFAULT_MLA_EPS,
             cancel: Cancel::default(),
@@ -128,12 +122,12 @@ pub struct Engine {
     streamer: Streamer,
     checksums: Option<Checksums>,
     folders: Vec<FolderReport>,
+    profile: Option<Profile>,
     embedding: Embedding,
     plan: MemoryPlan,
     notices: Notices,
     stats: Stats,
     load_s: f64,
-    reader: String,
 }
 
 impl Engine {
@@ -154,6 +148,7 @@ impl Engine {
         let checksums = options
             .check
             .then(|| Checksums::new(Arc::clone(&layout), placed.packs, &notices));
+        let profile = options.measure.profile(&layout, &notices)?;
         let wishes = Wishes {
             budget: options.memory,
             positions: options.positions,
@@ -173,14 +168,12 @@ impl Engine {
         let workspace = Workspace::new(&cpu, config, plan.pass_rows);
         let clock = Arc::new(MonotonicClock::new());
         let arena = Arena::new(plan.slots as usize, layout.slot_bytes())?;
-        let tuning = tuning(&layout, options, &notices)?;
-        let depths: Vec<usize> = tuning.iter().map(|t| t.depth.unwrap_or(options.depth)).collect();
-        let backend = open_best(&layout, &arena, &depths, clock.clone(), &notices)?;
-        let reader = backend.describe();
+        let depths = profile.as_ref().map(Profile::depths).unwrap_or_default();
+        let backend = drives::open_best(&layout, &arena, &depths, clock.clone(), &notices)?;
         let stream = StreamOptions {
-            tuning,
+            tuning: profile.as_ref().map(Profile::tuning).unwrap_or_default(),
             notices: notices.clone(),
-            ..Default::default()
+            ..StreamOptions::default()
         };
         let streamer = Streamer::start(layout, arena, backend, clock, &stream)?;
         let embedding = Embedding::open(&checkpoint, &notices)?;
@@ -191,12 +184,12 @@ impl Engine {
             streamer,
             checksums,
             folders: placed.folders,
+            profile,
             embedding,
             plan,
             notices,
             stats: Stats::default(),
             load_s: start.elapsed().as_secs_f64(),
-            reader,
             checkpoint,
         })
     }
@@ -221,6 +214,21 @@ impl Engine {
         &self.folders
     }
 
+    /// How fast the drives were found to be; `None` when they were not measured.
+    pub fn profile(&self) -> Option<&Profile> {
+        self.profile.as_ref()
+    }
+
+    /// The streamer, for its sums, reports and events.
+    pub fn streamer(&self) -> &Streamer {
+        &self.streamer
+    }
+
+    /// Waits until no read is in flight. Then the streamer's sums say what became of each byte.
+    pub fn settle(&mut self) {
+        self.streamer.wait_for_reads();
+    }
+
     /// Things that the user should know, since the last call.
     pub fn notices(&self) -> Vec<Notice> {
         self.notices.take()
@@ -234,11 +242,6 @@ impl Engine {
     /// Compute threads in use.
     pub fn threads(&self) -> usize {
         self.cpu.threads()
-    }
-
-    /// How experts are read, for people.
-    pub fn reader(&self) -> &str {
-        &self.reader
     }
 
     /// Seconds that opening took.
@@ -404,19 +407,4 @@ fn check_supported(checkpoint: &Checkpoint) -> Result<(), Error> {
         return refuse("layers with routed experts", 0, "at least 1".into());
     }
     Ok(())
-}
-
-/// What is known of the drives before the first read: their profile, or the depth alone.
-fn tuning(layout: &Arc<Layout>, options: &Options, notices: &Notices) -> Result<Vec<DriveTuning>, Error> {
-    match &options.profile {
-        Some(file) => Ok(Profile::load_or_measure(layout, file, notices)?.tuning()),
-        None => Ok(layout
-            .drives()
-            .iter()
-            .map(|_| DriveTuning {
-                depth: Some(options.depth),
-                ..Default::default()
-            })
-            .collect()),
-    }
 }

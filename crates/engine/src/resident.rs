@@ -24,7 +24,7 @@ pub(crate) struct Resident<'a> {
 }
 
 impl<'a> Resident<'a> {
-    /// `progress` is told the bytes read so far. As many threads as reads in flight are allowed read a large tensor.
+    /// `progress` is told the bytes read so far.
     pub(crate) fn new(
         checkpoint: &'a Checkpoint,
         notices: &'a Notices,
@@ -34,7 +34,7 @@ impl<'a> Resident<'a> {
         Self {
             checkpoint,
             notices,
-            readers: options.depth,
+            readers: drives::DEFAULT_DEPTH,
             cancel: &options.cancel,
             open: None,
             progress,
