@@ -1,5 +1,5 @@
 # What people do here. `cargo` alone is enough to build and test; these are the long ones.
-.PHONY: test ci deny bench-orders
+.PHONY: test ci deny bench-orders large bench-kernels
 
 test:
 	cargo test --workspace
@@ -15,3 +15,13 @@ deny:
 # The two orders of summation of docs/numerics.md, section 2.
 bench-orders:
 	cargo run --release -p kernels --example summation_orders
+
+# A 22 GB model with experts of real size in 2 GiB: memory, reads, page cache. LARGE_DIR needs 24 GB of room.
+LARGE_DIR ?= target/large
+large:
+	mkdir -p $(LARGE_DIR)
+	ANABRANCH_LARGE_DIR=$(abspath $(LARGE_DIR)) cargo test --release -p anabranch --test memory -- --nocapture
+
+# Each kernel's share of its floor; raw data in bench/results.
+bench-kernels:
+	cargo run --release -p kernels --example bench_kernels -- bench/results/kernels-$(shell date -u +%Y%m%d-%H%M).json

@@ -51,6 +51,7 @@ mod error;
 mod generation;
 mod index;
 mod open;
+mod page_cache;
 mod places;
 mod safetensors;
 mod scan;

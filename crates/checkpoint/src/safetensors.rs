@@ -18,6 +18,7 @@ use serde::Deserialize;
 use serde::de::{self, MapAccess, SeqAccess, Visitor};
 
 use crate::error::{Error, HeaderFault};
+use crate::page_cache::{forget_pages, no_read_ahead};
 
 /// The longest header accepted, in bytes: the limit of the reference implementation.
 pub const MAX_HEADER_BYTES: u64 = 100_000_000;
@@ -191,6 +192,7 @@ impl RawHeader {
         if meta.is_dir() {
             return Err(Error::io(path, "read", std::io::ErrorKind::IsADirectory.into()));
         }
+        no_read_ahead(&file);
         let file_len = meta.len();
         if file_len < LENGTH_BYTES {
             return Err(Error::ShortShard {
@@ -219,6 +221,7 @@ impl RawHeader {
         }
         let mut json = vec![0; length as usize];
         file.read_exact(&mut json).map_err(|e| Error::io(path, "read", e))?;
+        forget_pages(&file);
         Ok(RawHeader {
             path: path.to_owned(),
             json,

@@ -13,6 +13,7 @@ use std::path::{Path, PathBuf};
 use crate::config::{Fields, K3Config, parse_json};
 use crate::error::Error;
 use crate::index::INDEX_FILE;
+use crate::page_cache::forget_pages;
 use fill::{Fill, tensor_key};
 use plan::{Plan, ShardPlan, Tensor};
 use vision::VisionConfig;
@@ -343,15 +344,6 @@ fn sync_dir(dir: &Path) -> Result<(), Error> {
     File::open(dir)
         .and_then(|dir| dir.sync_all())
         .map_err(|e| Error::io(dir, "sync", e))
-}
-
-/// Drops a synced file from the page cache: many times the memory is written, and readers bypass that cache.
-fn forget_pages(file: &File) {
-    #[cfg(target_os = "linux")]
-    // Advice only: a refusal costs memory for a while, nothing else.
-    let _ = rustix::fs::fadvise(file, 0, None, rustix::fs::Advice::DontNeed);
-    #[cfg(not(target_os = "linux"))]
-    let _ = file;
 }
 
 #[cfg(test)]

@@ -51,7 +51,7 @@ pub trait Backend: Send {
     /// How many reads of a drive should be in flight, at least 1.
     fn depth(&self, drive: DriveId) -> usize;
 
-    /// Starts a read. Never waits for it.
+    /// Starts a read, at the latest in the next [`wait`](Self::wait). Never waits for it.
     fn submit(&mut self, read: ReadRequest);
 
     /// Waits until a read has ended or the waker was woken since the last call, and appends what ended to `done`.
@@ -59,4 +59,9 @@ pub trait Backend: Send {
 
     /// Ends a [`wait`](Self::wait), the present or the next one, from any thread.
     fn waker(&self) -> Waker;
+
+    /// How it reads, in a few words for people and records, such as "io_uring, registered memory".
+    fn describe(&self) -> String {
+        std::any::type_name::<Self>().into()
+    }
 }

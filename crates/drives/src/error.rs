@@ -108,6 +108,14 @@ pub enum Error {
         "the reader has stopped, expected it to run until the streamer is dropped; restart the program and report the messages before this one"
     )]
     Stopped,
+    /// The kernel does not serve reads through io_uring.
+    #[error(
+        "io_uring is not available: {reason}; read with threads instead, or allow it (kernel 5.6 or later, sysctl kernel.io_uring_disabled=0, a container profile that permits it)"
+    )]
+    Uring {
+        /// What was refused and why.
+        reason: String,
+    },
     /// A thread could not be started.
     #[error("cannot start a reader thread: {reason}; raise the limit on processes (ulimit -u)")]
     Thread {

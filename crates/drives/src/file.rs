@@ -2,6 +2,8 @@
 
 use std::fs::File;
 use std::io;
+use std::ops::Range;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -104,8 +106,19 @@ impl DirectFile {
             "a direct read takes whole pages"
         );
         let outcome = fill(buf, wanted, |done, part| self.read_some(part, offset + done as u64));
+        self.ended(offset, buf.len(), wanted, outcome)
+    }
+
+    /// What a read of `len` bytes at `offset` leaves behind: nothing in the page cache, and its outcome with the file's name.
+    pub(crate) fn ended(
+        &self,
+        offset: u64,
+        len: usize,
+        wanted: usize,
+        outcome: std::result::Result<(), Shortfall>,
+    ) -> std::result::Result<(), ReadError> {
         if !self.is_direct() {
-            platform::drop_cached(&self.file, offset, buf.len() as u64);
+            platform::drop_cached(&self.file, offset, len as u64);
         }
         outcome.map_err(|Shortfall { got, errno }| ReadError {
             path: self.path.clone(),
@@ -120,12 +133,19 @@ impl DirectFile {
     fn read_some(&self, buf: &mut [u8], offset: u64) -> io::Result<usize> {
         let direct = self.is_direct();
         match self.file.read_at(buf, offset) {
-            Err(error) if direct && is_refusal(&error) => {
-                self.fall_back(&error)?;
-                self.file.read_at(buf, offset)
-            }
+            Err(error) if self.became_buffered(direct, &error)? => self.file.read_at(buf, offset),
             outcome => outcome,
         }
+    }
+
+    /// Whether a read that failed with `error` is worth a second try: it was `direct`, was refused for that, and reads of this
+    /// file are buffered from now on.
+    pub(crate) fn became_buffered(&self, direct: bool, error: &io::Error) -> io::Result<bool> {
+        let refused = direct && is_refusal(error);
+        if refused && self.is_direct() {
+            self.fall_back(error)?;
+        }
+        Ok(refused)
     }
 
     fn fall_back(&self, reason: &io::Error) -> io::Result<()> {
@@ -143,35 +163,67 @@ fn is_refusal(error: &io::Error) -> bool {
     error.raw_os_error() == Some(Errno::INVAL.raw_os_error())
 }
 
-/// How far a read came.
-#[derive(Debug, PartialEq, Eq)]
-struct Shortfall {
-    got: usize,
-    errno: Option<i32>,
+impl AsFd for DirectFile {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.file.as_fd()
+    }
 }
 
-/// Calls `read(done, part)` until the first `wanted` bytes of `buf` are there. A short read is continued from the last page
-/// border that it reached, since a direct read cannot start inside a page.
+/// How far a read came that did not deliver what was wanted.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Shortfall {
+    pub(crate) got: usize,
+    pub(crate) errno: Option<i32>,
+}
+
+/// One read on its way through as many system calls as it takes, whoever makes them.
+///
+/// A short read is continued from the last page border that it reached, since a direct read cannot start inside a page.
+#[derive(Debug)]
+pub(crate) struct Progress {
+    got: usize,
+    wanted: usize,
+    len: usize,
+}
+
+impl Progress {
+    /// A read of `len` bytes, of which the first `wanted` must arrive.
+    pub(crate) fn new(len: usize, wanted: usize) -> Self {
+        Self { got: 0, wanted, len }
+    }
+
+    /// The bytes to ask for next; `None` when all that are wanted are there.
+    pub(crate) fn next(&self) -> Option<Range<usize>> {
+        let from = page_floor(self.got as u64) as usize;
+        (self.got < self.wanted).then(|| from..self.len.min(from + MAX_READ_BYTES))
+    }
+
+    /// Books the answer to the call that asked for [`next`](Self::next). No byte beyond those known is the end of the file.
+    pub(crate) fn book(&mut self, outcome: io::Result<usize>) -> std::result::Result<(), Shortfall> {
+        let from = page_floor(self.got as u64) as usize;
+        let errno = match outcome {
+            Ok(count) if from + count > self.got => {
+                self.got = from + count;
+                return Ok(());
+            }
+            Ok(_) => None,
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => return Ok(()),
+            // An error of the operating system always has a number; EIO stands for any that has none.
+            Err(error) => Some(error.raw_os_error().unwrap_or(Errno::IO.raw_os_error())),
+        };
+        Err(Shortfall { got: self.got, errno })
+    }
+}
+
+/// Calls `read(done, part)` until the first `wanted` bytes of `buf` are there.
 fn fill(
     buf: &mut [u8],
     wanted: usize,
     mut read: impl FnMut(usize, &mut [u8]) -> io::Result<usize>,
 ) -> std::result::Result<(), Shortfall> {
-    let mut got = 0;
-    while got < wanted {
-        let from = page_floor(got as u64) as usize;
-        let to = buf.len().min(from + MAX_READ_BYTES);
-        match read(from, &mut buf[from..to]) {
-            Ok(count) if from + count > got => got = from + count,
-            Ok(_) => return Err(Shortfall { got, errno: None }),
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-            Err(error) => {
-                return Err(Shortfall {
-                    got,
-                    errno: error.raw_os_error(),
-                });
-            }
-        }
+    let mut progress = Progress::new(buf.len(), wanted);
+    while let Some(range) = progress.next() {
+        progress.book(read(range.start, &mut buf[range]))?;
     }
     Ok(())
 }

@@ -61,6 +61,7 @@ mod arena;
 mod backend;
 mod buffer;
 mod clock;
+mod device;
 mod error;
 mod events;
 mod file;
@@ -68,19 +69,26 @@ mod layout;
 mod map;
 mod memory;
 mod notice;
+mod open;
 mod pack;
 mod page;
 mod platform;
+mod profile;
+mod reads;
+mod report;
 mod schedule;
 mod state;
 mod stream;
 mod threads;
 mod tickets;
+#[cfg(target_os = "linux")]
+mod uring;
 
 pub use arena::{Arena, SlotLease, Window};
 pub use backend::{Backend, Completion, ReadRequest, Ticket};
 pub use buffer::{AlignedBuf, READ_PIECE_BYTES};
 pub use clock::{Clock, MonotonicClock, VirtualClock};
+pub use device::Device;
 pub use error::{Error, ReadError, Result};
 pub use events::{Counters, DriveCounters, EVENT_CAPACITY, EventBatch, ReadClass, ReadEvent};
 pub use file::DirectFile;
@@ -88,12 +96,18 @@ pub use layout::{Drive, DriveId, ExpertId, Extent, FileId, Home, Layout, LayoutB
 pub use map::HugePages;
 pub use memory::{Fault, MemoryBackend};
 pub use notice::{Notice, Notices};
+pub use open::open_best;
 pub use pack::{
     BadChunk, CHECKSUM_CHUNK_BYTES, FileIdentity, MAX_CHECKSUM_CHUNK_BYTES, MAX_INDEX_BYTES, MAX_NAME_BYTES,
     PACK_SUFFIX, PARTIAL_SUFFIX, PackContents, PackError, PackIndex, PackPhase, PackProgress, PackRange, PackReport,
     PackShard, SAMPLES, free_bytes, sweep_partials, verify_pack, write_pack,
 };
 pub use page::PAGE_BYTES;
+pub use profile::{CHUNK_SIZES, DEPTHS, DriveProfile, DriveSpeed, MEASURE_BUDGET, PROFILE_MAX_AGE, Profile};
+pub use reads::{RawLanding, RawReads};
+pub use report::{DriveReport, describe, report};
 pub use state::Landed;
 pub use stream::{Barrier, CHUNK_BYTES, LEASE_PATIENCE, StreamOptions, Streamer};
 pub use threads::{DEFAULT_DEPTH, ThreadBackend};
+#[cfg(target_os = "linux")]
+pub use uring::UringBackend;

@@ -24,6 +24,32 @@ pub enum Notice {
         /// Files that gave wrong bytes, or none, at the second reading as well.
         files: Vec<PathBuf>,
     },
+    /// Reads are made by threads, because io_uring was refused.
+    Threads {
+        /// The operating system's reason.
+        reason: String,
+    },
+    /// io_uring reads into memory that is not registered with it.
+    Unregistered {
+        /// Bytes that were to be registered.
+        bytes: usize,
+        /// The operating system's reason.
+        reason: String,
+    },
+    /// A remembered profile of the drives was not used, so they were measured again.
+    ProfileDropped {
+        /// The file that it was remembered in.
+        path: PathBuf,
+        /// What is wrong with it.
+        reason: String,
+    },
+    /// A profile of the drives could not be remembered, so they will be measured again at the next start.
+    ProfileNotKept {
+        /// The file that it was to be remembered in.
+        path: PathBuf,
+        /// The operating system's reason.
+        reason: String,
+    },
 }
 
 impl fmt::Display for Notice {
@@ -50,6 +76,28 @@ impl fmt::Display for Notice {
                     ", and read another copy; verify these files and place or fetch them again"
                 )
             }
+            Self::Threads { reason } => write!(
+                f,
+                "io_uring is refused ({reason}), so threads read instead and take more of the processor; \
+                 kernel 5.6 or later, sysctl kernel.io_uring_disabled=0 and a container profile that permits it allow io_uring"
+            ),
+            Self::Unregistered { bytes, reason } => write!(
+                f,
+                "the kernel cannot register {bytes} bytes of read memory ({reason}), so each read maps its own pages and takes \
+                 more of the processor; a limit on locked memory (ulimit -l) of at least {} KiB allows it",
+                bytes.div_ceil(1024)
+            ),
+            Self::ProfileDropped { path, reason } => write!(
+                f,
+                "{}: the remembered profile of the drives is not used ({reason}), so they were measured again",
+                path.display()
+            ),
+            Self::ProfileNotKept { path, reason } => write!(
+                f,
+                "{}: cannot remember the profile of the drives ({reason}), so they will be measured at the next start too; \
+                 name a file in a folder that you may write to",
+                path.display()
+            ),
         }
     }
 }

@@ -18,7 +18,7 @@ pub const DEFAULT_DEPTH: usize = 4;
 
 /// Reads with `pread`, each on a thread of the drive that it reads from, so that a slow drive delays no other.
 pub struct ThreadBackend {
-    depth: usize,
+    depths: Vec<usize>,
     queues: Vec<Arc<Queue>>,
     threads: Vec<JoinHandle<()>>,
     messages: Receiver<Message>,
@@ -50,7 +50,16 @@ impl ThreadBackend {
     ///
     /// [`Error::Open`] when a file cannot be opened, [`Error::Thread`] when a thread cannot start.
     pub fn open(layout: &Layout, depth: usize, clock: Arc<dyn Clock>, notices: &Notices) -> Result<Self> {
-        let depth = depth.max(1);
+        Self::with_depths(layout, &vec![depth; layout.drives().len()], clock, notices)
+    }
+
+    /// The same with a depth for each drive, in the layout's order; [`DEFAULT_DEPTH`] for drives beyond `depths`.
+    ///
+    /// # Errors
+    ///
+    /// As [`open`](Self::open).
+    pub fn with_depths(layout: &Layout, depths: &[usize], clock: Arc<dyn Clock>, notices: &Notices) -> Result<Self> {
+        let depths = depth_of_each(layout, depths);
         let files = layout
             .files()
             .iter()
@@ -59,7 +68,7 @@ impl ThreadBackend {
         let files = Arc::new(files);
         let (sender, messages) = mpsc::channel();
         let mut backend = Self {
-            depth,
+            depths,
             queues: Vec::new(),
             threads: Vec::new(),
             messages,
@@ -68,7 +77,7 @@ impl ThreadBackend {
         for drive in 0..layout.drives().len() {
             let queue = Arc::new(Queue::default());
             backend.queues.push(Arc::clone(&queue));
-            for thread in 0..depth {
+            for thread in 0..backend.depths[drive] {
                 let (queue, files) = (Arc::clone(&queue), Arc::clone(&files));
                 let (clock, sender) = (Arc::clone(&clock), sender.clone());
                 let started = std::thread::Builder::new()
@@ -91,8 +100,8 @@ impl ThreadBackend {
 }
 
 impl Backend for ThreadBackend {
-    fn depth(&self, _drive: DriveId) -> usize {
-        self.depth
+    fn depth(&self, drive: DriveId) -> usize {
+        self.depths[drive.index()]
     }
 
     fn submit(&mut self, read: ReadRequest) {
@@ -112,6 +121,16 @@ impl Backend for ThreadBackend {
     fn waker(&self) -> Waker {
         self.waker.clone()
     }
+
+    fn describe(&self) -> String {
+        format!("positional reads on {} threads", self.threads.len())
+    }
+}
+
+/// A depth of at least 1 for each drive.
+pub(crate) fn depth_of_each(layout: &Layout, depths: &[usize]) -> Vec<usize> {
+    let of = |drive| depths.get(drive).copied().unwrap_or(DEFAULT_DEPTH).max(1);
+    (0..layout.drives().len()).map(of).collect()
 }
 
 impl Drop for ThreadBackend {

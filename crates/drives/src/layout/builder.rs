@@ -32,6 +32,11 @@ impl LayoutBuilder {
         Self::default()
     }
 
+    /// Whether no expert was added.
+    pub fn is_empty(&self) -> bool {
+        self.drafts.is_empty()
+    }
+
     /// Adds a folder. Folders on one device give one drive.
     ///
     /// # Errors

@@ -7,6 +7,8 @@ use std::path::Path;
 use memmap2::MmapMut;
 use rustix::fs;
 
+use super::{BlockDevice, Mount};
+
 /// Opens for reading past the unified buffer cache.
 pub(crate) fn open_direct(path: &Path) -> io::Result<File> {
     let file = File::open(path)?;
@@ -37,4 +39,14 @@ pub(crate) fn drop_cached(_file: &File, _offset: u64, _len: u64) {}
 /// macOS has no such advice for anonymous memory.
 pub(crate) fn advise_huge(_map: &MmapMut, _start: usize, _len: usize) -> io::Result<()> {
     Err(io::Error::from(io::ErrorKind::Unsupported))
+}
+
+/// macOS tells this through IOKit only.
+pub(crate) fn block_device(_number: u64) -> Option<BlockDevice> {
+    None
+}
+
+/// macOS tells this through IOKit only.
+pub(crate) fn mount_of(_folder: &Path) -> Option<Mount> {
+    None
 }

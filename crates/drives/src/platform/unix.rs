@@ -7,6 +7,8 @@ use std::path::Path;
 use memmap2::MmapMut;
 use rustix::io::Errno;
 
+use super::{BlockDevice, Mount};
+
 /// Refuses, so that the caller falls back to buffered reads.
 pub(crate) fn open_direct(_path: &Path) -> io::Result<File> {
     Err(Errno::INVAL.into())
@@ -34,4 +36,14 @@ pub(crate) fn drop_cached(_file: &File, _offset: u64, _len: u64) {}
 /// No common call for this.
 pub(crate) fn advise_huge(_map: &MmapMut, _start: usize, _len: usize) -> io::Result<()> {
     Err(io::Error::from(io::ErrorKind::Unsupported))
+}
+
+/// No common call for this.
+pub(crate) fn block_device(_number: u64) -> Option<BlockDevice> {
+    None
+}
+
+/// No common call for this.
+pub(crate) fn mount_of(_folder: &Path) -> Option<Mount> {
+    None
 }
