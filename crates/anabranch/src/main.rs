@@ -1,7 +1,7 @@
 //! The command line.
 //!
 //! A command goes through three rooms: `args` holds the flags as the user writes them, `settings` turns them once into
-//! plain structs, and one file a command does the work (`run`, `inspect`, `logits`, `synth`), each over the engine and
+//! plain structs, and one file a command does the work (`run`, `inspect`, `logits`, `synth`, `trace`), each over the engine and
 //! the checkpoint. Nothing below `settings` sees a flag or an environment variable.
 
 mod answer;
@@ -20,6 +20,7 @@ mod settings;
 mod signals;
 mod sizes;
 mod synth;
+mod trace;
 
 use std::io::ErrorKind;
 use std::process::ExitCode;
@@ -48,6 +49,7 @@ fn obey(settings: &Settings) -> Result<(), Error> {
         Settings::Inspect(inspect) => inspect::inspect(inspect, &interrupt),
         Settings::Logits(logits) => logits::logits(logits, &interrupt),
         Settings::Synth(synth) => synth::synth(synth, &interrupt),
+        Settings::Trace(trace) => trace::trace(trace, &interrupt),
     }
 }
 

@@ -107,17 +107,19 @@ impl RoutingTally {
 
     /// Where the counts of `layer` are.
     fn place(&mut self, layer: usize) -> usize {
-        self.layers.binary_search_by_key(&layer, |l| l.layer).unwrap_or_else(|place| {
-            let counts = LayerRouting {
-                layer,
-                reads: vec![0; self.experts],
-                repeat: Ratio::default(),
-                recall: vec![Ratio::default(); self.widths.len()],
-            };
-            self.layers.insert(place, counts);
-            self.last.insert(place, vec![]);
-            place
-        })
+        self.layers
+            .binary_search_by_key(&layer, |l| l.layer)
+            .unwrap_or_else(|place| {
+                let counts = LayerRouting {
+                    layer,
+                    reads: vec![0; self.experts],
+                    repeat: Ratio::default(),
+                    recall: vec![Ratio::default(); self.widths.len()],
+                };
+                self.layers.insert(place, counts);
+                self.last.insert(place, vec![]);
+                place
+            })
     }
 }
 
