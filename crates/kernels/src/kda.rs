@@ -93,27 +93,22 @@ fn columns<const N: usize>(
 mod tests {
     use super::*;
     use crate::Isa;
-
-    fn numbers(n: usize, seed: u32) -> Vec<f32> {
-        let mut s = seed;
-        (0..n)
-            .map(|_| {
-                s = s.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
-                (s >> 8) as f32 / (1u32 << 23) as f32 - 1.0
-            })
-            .collect()
-    }
+    use crate::testing::numbers;
 
     /// The recurrence in f64, written from the formula.
     #[test]
     fn delta_rule_follows_the_recurrence() {
         for (keys, width) in [(16, 16), (32, 33), (128, 128), (5, 70)] {
-            let mut exact: Vec<f64> = numbers(keys * width, 1).iter().map(|&x| x as f64).collect();
-            let start = numbers(keys * width, 1);
+            let mut exact: Vec<f64> = numbers(1.0, keys * width, 1).iter().map(|&x| x as f64).collect();
+            let start = numbers(1.0, keys * width, 1);
             let mut states: Vec<Vec<f32>> = Isa::available().iter().map(|_| start.clone()).collect();
             for t in 0..4 {
-                let (q, k, v) = (numbers(keys, 10 + t), numbers(keys, 20 + t), numbers(width, 30 + t));
-                let alpha: Vec<f32> = numbers(keys, 40 + t).iter().map(|x| 0.5 + 0.49 * x).collect();
+                let (q, k, v) = (
+                    numbers(1.0, keys, 10 + t),
+                    numbers(1.0, keys, 20 + t),
+                    numbers(1.0, width, 30 + t),
+                );
+                let alpha: Vec<f32> = numbers(1.0, keys, 40 + t).iter().map(|x| 0.5 + 0.49 * x).collect();
                 let beta = 0.7;
                 let mut outs = vec![];
                 for (isa, state) in Isa::available().into_iter().zip(&mut states) {
@@ -150,11 +145,11 @@ mod tests {
     #[test]
     fn convolution_and_decay() {
         let channels = 37;
-        let taps = numbers(4 * channels, 1);
-        let rows: Vec<Vec<f32>> = (0..4).map(|i| numbers(channels, 2 + i)).collect();
+        let taps = numbers(1.0, 4 * channels, 1);
+        let rows: Vec<Vec<f32>> = (0..4).map(|i| numbers(1.0, channels, 2 + i)).collect();
         let inputs: Vec<&[f32]> = rows.iter().map(Vec::as_slice).collect();
-        let (bias, rate) = (numbers(36, 8), [1.0f32, 2.7]);
-        let z = numbers(36, 9);
+        let (bias, rate) = (numbers(1.0, 36, 8), [1.0f32, 2.7]);
+        let z = numbers(1.0, 36, 9);
         let mut first: Option<(Vec<f32>, Vec<f32>)> = None;
         for isa in Isa::available() {
             let (mut y, mut a) = (vec![0.0; channels], z.clone());

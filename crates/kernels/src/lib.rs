@@ -33,6 +33,8 @@ mod kda;
 mod lanes;
 mod matmul;
 mod mla;
+#[cfg(test)]
+mod testing;
 mod vector;
 
 pub use backend::{Backend, ExpertMatrices, MlaShape, Routes, SharedBytes, SituCaps, Span, Taker, WeightFormat};

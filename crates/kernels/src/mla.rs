@@ -339,16 +339,7 @@ multiversion! {
 mod tests {
     use super::*;
     use crate::Isa;
-
-    fn numbers(n: usize, seed: u32) -> Vec<f32> {
-        let mut s = seed;
-        (0..n)
-            .map(|_| {
-                s = s.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
-                (s >> 8) as f32 / (1u32 << 22) as f32 - 2.0
-            })
-            .collect()
-    }
+    use crate::testing::numbers;
 
     fn attend(isa: Isa, cache: &Latents, positions: usize, query: &[f32], scale: f32, value: usize) -> Vec<f32> {
         let width = query.len();
@@ -373,8 +364,8 @@ mod tests {
     #[test]
     fn blocks_give_the_softmax_and_do_not_depend_on_later_positions() {
         let (width, value, scale) = (45, 37, 0.3);
-        let rows = numbers(300 * width, 1);
-        let query = numbers(width, 2);
+        let rows = numbers(2.0, 300 * width, 1);
+        let query = numbers(2.0, width, 2);
         let mut cache = Latents::new(width);
         for (t, row) in rows.chunks_exact(width).enumerate() {
             cache.push().copy_from_slice(row);
@@ -417,11 +408,11 @@ mod tests {
     #[test]
     fn transposed_product() {
         let (n, k) = (19, 50);
-        let w: Vec<u8> = numbers(n * k, 3)
+        let w: Vec<u8> = numbers(2.0, n * k, 3)
             .iter()
             .flat_map(|v| ((v.to_bits() >> 16) as u16).to_le_bytes())
             .collect();
-        let x = numbers(n, 4);
+        let x = numbers(2.0, n, 4);
         let at =
             |i: usize, j: usize| bf16_to_f32(u16::from_le_bytes([w[2 * (i * k + j)], w[2 * (i * k + j) + 1]])) as f64;
         let mut first: Option<Vec<f32>> = None;

@@ -140,16 +140,7 @@ multiversion! {
 mod tests {
     use super::*;
     use crate::Isa;
-
-    fn numbers(n: usize, seed: u32) -> Vec<f32> {
-        let mut s = seed;
-        (0..n)
-            .map(|_| {
-                s = s.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
-                (s >> 8) as f32 / (1u32 << 22) as f32 - 2.0
-            })
-            .collect()
-    }
+    use crate::testing::numbers;
 
     /// Runs `f` under every form and compares the bits.
     fn same_bits(f: impl Fn(Isa) -> Vec<f32>) -> Vec<f32> {
@@ -176,7 +167,7 @@ mod tests {
     #[test]
     fn norms_and_gates() {
         for n in [1, 16, 31, 96, 257] {
-            let (x, w, g) = (numbers(n, 1), numbers(n, 2), numbers(n, 3));
+            let (x, w, g) = (numbers(2.0, n, 1), numbers(2.0, n, 2), numbers(2.0, n, 3));
             let mean: f64 = x.iter().map(|x| (*x as f64).powi(2)).sum::<f64>() / n as f64;
             let sig = |g: f32| 1.0 / (1.0 + (-g as f64).exp());
             // SAFETY (all calls below): the form is available.
@@ -222,8 +213,8 @@ mod tests {
     #[test]
     fn mix_is_a_softmax_over_raw_sources() {
         let n = 77;
-        let sources = [numbers(n, 4), numbers(n, 5), numbers(n, 6)];
-        let w = numbers(n, 7);
+        let sources = [numbers(2.0, n, 4), numbers(2.0, n, 5), numbers(2.0, n, 6)];
+        let w = numbers(2.0, n, 7);
         let refs: Vec<&[f32]> = sources.iter().map(Vec::as_slice).collect();
         let y = same_bits(|isa| {
             let mut y = vec![0.0; n];
@@ -246,7 +237,7 @@ mod tests {
     #[test]
     fn element_wise_operations() {
         let n = 45;
-        let (g, u) = (numbers(n, 8), numbers(n, 9));
+        let (g, u) = (numbers(2.0, n, 8), numbers(2.0, n, 9));
         let y = same_bits(|isa| {
             let mut y = g.clone();
             // SAFETY: the form is available.
