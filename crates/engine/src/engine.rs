@@ -128,6 +128,7 @@ pub struct Engine {
     notices: Notices,
     stats: Stats,
     load_s: f64,
+    reader: String,
 }
 
 impl Engine {
@@ -170,6 +171,7 @@ impl Engine {
         let arena = Arena::new(plan.slots as usize, layout.slot_bytes())?;
         let depths = profile.as_ref().map(Profile::depths).unwrap_or_default();
         let backend = drives::open_best(&layout, &arena, &depths, clock.clone(), &notices)?;
+        let reader = backend.describe();
         let stream = StreamOptions {
             tuning: profile.as_ref().map(Profile::tuning).unwrap_or_default(),
             notices: notices.clone(),
@@ -190,6 +192,7 @@ impl Engine {
             notices,
             stats: Stats::default(),
             load_s: start.elapsed().as_secs_f64(),
+            reader,
             checkpoint,
         })
     }
@@ -242,6 +245,11 @@ impl Engine {
     /// Compute threads in use.
     pub fn threads(&self) -> usize {
         self.cpu.threads()
+    }
+
+    /// How experts are read, for people.
+    pub fn reader(&self) -> &str {
+        &self.reader
     }
 
     /// Seconds that opening took.

@@ -125,6 +125,8 @@ pub fn run(model: &Model, rung: &Rung, round: usize, tokens: usize, scratch: &Pa
             model_folder: false,
         },
         measure: Measure::Always,
+        // The other processor is for the drives, which are threads here.
+        threads: 1,
         ..Options::default()
     };
     let mut engine = Engine::open(Checkpoint::open(&model.dir)?, &options, &mut |_, _| ())?;
