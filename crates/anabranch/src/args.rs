@@ -29,6 +29,22 @@ Byte counts (--stats, --json):
 Exit status: 0 done, 1 error, 2 wrong usage, 130 interrupted by Ctrl-C (what
 was generated until then is shown). A closed standard output ends quietly with 0.";
 
+const ROUTING_NOTES: &str = "\
+Columns (--json fields):
+  top tenth   top_tenth: share of the layer's reads that falls on the tenth of
+              its experts that is read most
+  repeat      share of a token's experts that the token before it, in the same
+              text, used in this layer
+  recall      share of a token's experts that are among as many (or twice as
+              many) guessed from the layer before: its residual through this
+              layer's router, without this layer's attention
+  Layers are numbered from 0, as in the names of tensors.
+
+N-gram drafts: the last 2 tokens are looked up in the text so far, newest
+first, and up to 6 tokens that followed are the draft of a step, which adds one
+token of its own. With --max-tokens the steps are those of what the model
+added, otherwise those of the whole text.";
+
 const SIZE_NOTES: &str = "Sizes: GB = 10^9 bytes; GiB and G = 2^30 bytes; likewise K, M, T; a plain number is bytes.";
 
 static VERSION: LazyLock<String> =
@@ -52,6 +68,7 @@ pub enum Command {
     Place(PlaceArgs),
     Verify(VerifyArgs),
     Synth(SynthArgs),
+    Trace(TraceArgs),
 }
 
 /// Answer a prompt, or chat.
@@ -297,6 +314,60 @@ pub struct SynthArgs {
     /// True headers over holes: a model of any size, to open and plan with
     #[arg(long)]
     pub sparse: bool,
+}
+
+/// Look into what a model does.
+#[derive(clap::Args)]
+pub struct TraceArgs {
+    #[command(subcommand)]
+    pub command: TraceCommand,
+}
+
+#[derive(Subcommand)]
+pub enum TraceCommand {
+    Routing(RoutingArgs),
+}
+
+/// Count how a model routes: skew, repetition, look-ahead; and what drafts from repetition would gain.
+///
+/// The tables are Markdown. A read is one token's need of one expert. Every table ends with what even, independent routes
+/// would give.
+#[derive(clap::Args)]
+#[command(after_help = SIZE_NOTES, after_long_help = format!("{SIZE_NOTES}\n\n{ROUTING_NOTES}"))]
+#[command(group = clap::ArgGroup::new("texts").required(true).args(["prompt", "ids_file", "questions"]))]
+pub struct RoutingArgs {
+    /// Folder of the checkpoint, as published; without it a small demo model
+    #[arg(long, value_name = "DIR")]
+    pub model: Option<PathBuf>,
+
+    /// A question, put as `run` puts it; `-` reads all of standard input
+    #[arg(long, value_name = "TEXT")]
+    pub prompt: Option<OsString>,
+
+    /// The prompt is plain text: no chat format around it
+    #[arg(long, conflicts_with_all = ["ids_file", "questions"])]
+    pub raw: bool,
+
+    /// Texts as token ids: a JSON object whose `ids` is a list of ids, or a list of such lists
+    #[arg(long, value_name = "F.json")]
+    pub ids_file: Option<PathBuf>,
+
+    /// Questions: on each line a JSON object with `messages` (each `role` and `content`) and perhaps `effort`
+    ///
+    /// Roles are system, user and assistant; efforts are off (the default), low, high and max. Other fields are ignored.
+    #[arg(long, value_name = "F.jsonl")]
+    pub questions: Option<PathBuf>,
+
+    /// Most tokens that the model adds to each text, always the most likely; they are counted too
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    pub max_tokens: usize,
+
+    /// One JSON object instead of tables
+    #[arg(long)]
+    pub json: bool,
+
+    #[command(flatten)]
+    pub machine: MachineArgs,
 }
 
 #[derive(Clone, Copy, ValueEnum)]

@@ -31,6 +31,14 @@ pub enum Error {
     },
     #[error("the prompt is empty: found 0 bytes with --raw, expected at least 1; give some text, or leave out --raw")]
     EmptyRaw,
+    /// A file of texts is not what it should be.
+    #[error("{}{}: {found}, expected {expected}; correct the file", path.display(), line.map(|n| format!(": line {n}")).unwrap_or_default())]
+    Form {
+        path: PathBuf,
+        line: Option<usize>,
+        found: String,
+        expected: &'static str,
+    },
     /// Prompt and answer do not fit.
     #[error(
         "a prompt of {prompt} tokens and --max-tokens {max_tokens} make {}, expected at most {limit} ({limited_by}); {next}",

@@ -22,6 +22,7 @@ mod settings;
 mod signals;
 mod sizes;
 mod synth;
+mod trace;
 mod verify;
 
 use std::io::ErrorKind;
@@ -54,6 +55,7 @@ fn obey(settings: &Settings) -> Result<(), Error> {
         Settings::Place(place) => place::place(place, &interrupt),
         Settings::Verify(verify) => verify::verify(verify, &interrupt),
         Settings::Synth(synth) => synth::synth(synth, &interrupt),
+        Settings::Trace(trace) => trace::trace(trace, &interrupt),
     }
 }
 

@@ -159,7 +159,8 @@ fn opening(conversation: &Conversation) -> Result<Vec<Message>, Error> {
     Ok(vec![Message::new(Role::System, system)])
 }
 
-fn read_text(source: &TextSource) -> Result<String, Error> {
+/// The text of `--prompt`.
+pub fn read_text(source: &TextSource) -> Result<String, Error> {
     match source {
         TextSource::Given(text) => utf8(text.as_encoded_bytes(), "--prompt"),
         TextSource::Stdin => {

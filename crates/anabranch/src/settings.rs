@@ -144,6 +144,32 @@ pub struct Synth {
     pub sparse: bool,
 }
 
+/// What is traced.
+pub enum Trace {
+    Routing(Routing),
+}
+
+/// Texts to run through a model.
+pub enum Texts {
+    /// One text.
+    Plain(TextSource),
+    /// One question.
+    Question(TextSource),
+    /// A file of token ids.
+    Ids(PathBuf),
+    /// A file of conversations.
+    Questions(PathBuf),
+}
+
+pub struct Routing {
+    pub model: Model,
+    pub texts: Texts,
+    /// New tokens for each text.
+    pub max_tokens: usize,
+    pub json: bool,
+    pub machine: Machine,
+}
+
 /// One command.
 pub enum Settings {
     Run(Box<Run>),
@@ -153,6 +179,7 @@ pub enum Settings {
     Place(Place),
     Verify(Verify),
     Synth(Synth),
+    Trace(Trace),
 }
 
 impl Settings {
@@ -194,27 +221,42 @@ impl Settings {
                 out: args.out,
                 sparse: args.sparse,
             }),
+            args::Command::Trace(args) => Settings::Trace(match args.command {
+                args::TraceCommand::Routing(args) => Trace::Routing(routing(args, around)?),
+            }),
         })
     }
+}
+
+fn routing(args: args::RoutingArgs, around: Surroundings) -> Result<Routing, Error> {
+    let texts = match (args.prompt.map(text_source), args.ids_file, args.questions) {
+        (Some(source), _, _) if args.raw => Texts::Plain(source),
+        (Some(source), _, _) => Texts::Question(source),
+        (None, Some(file), _) => Texts::Ids(file),
+        (None, None, Some(file)) => Texts::Questions(file),
+        (None, None, None) => {
+            let problem = "found no text, expected --prompt, --ids-file or --questions";
+            return Err(Error::Usage(problem.to_owned()));
+        }
+    };
+    Ok(Routing {
+        model: model(args.model, around),
+        texts,
+        max_tokens: args.max_tokens,
+        json: args.json,
+        machine: machine(args.machine),
+    })
 }
 
 fn run(args: args::RunArgs, around: Surroundings) -> Result<Run, Error> {
     let conversation = Conversation {
         system: args.system,
-        effort: match args.thinking_effort {
-            EffortName::Off => Effort::Off,
-            EffortName::Low => Effort::Low,
-            EffortName::High => Effort::High,
-            EffortName::Max => Effort::Max,
-        },
+        effort: args.thinking_effort.into(),
     };
     let input = match (args.ids, args.prompt) {
         (Some(ids), _) => Input::Ids(ids.0),
         (None, Some(prompt)) => {
-            let source = match prompt == "-" {
-                true => TextSource::Stdin,
-                false => TextSource::Given(prompt),
-            };
+            let source = text_source(prompt);
             match args.raw {
                 true => Input::Raw(source),
                 false => Input::Question(source, conversation),
@@ -252,6 +294,24 @@ fn run(args: args::RunArgs, around: Surroundings) -> Result<Run, Error> {
         machine: machine(args.machine),
         context: args.context,
     })
+}
+
+fn text_source(text: OsString) -> TextSource {
+    match text == "-" {
+        true => TextSource::Stdin,
+        false => TextSource::Given(text),
+    }
+}
+
+impl From<EffortName> for Effort {
+    fn from(name: EffortName) -> Self {
+        match name {
+            EffortName::Off => Effort::Off,
+            EffortName::Low => Effort::Low,
+            EffortName::High => Effort::High,
+            EffortName::Max => Effort::Max,
+        }
+    }
 }
 
 fn sampling(args: &args::SamplingArgs) -> Sampling {

@@ -6,10 +6,11 @@ use crate::generate::Cancel;
 use crate::measure::Measure;
 use crate::memory::{MemoryPlan, Wishes};
 use crate::placement::{Checksums, FolderReport, Placement};
+use crate::probe::{Probe, Watcher};
 use crate::resident::{Embedding, Resident};
 use checkpoint::{Checkpoint, Class, K3Config};
 use drives::{Arena, MonotonicClock, Notice, Notices, Profile, StreamOptions, Streamer};
-use kernels::{Cpu, Isa, Routes, Rows};
+use kernels::{Cpu, Isa, Rows};
 use models::kimi_k3::{DEFAULT_MLA_EPS, Input, KimiK3, Segment, State, Workspace};
 use std::sync::Arc;
 use std::time::Instant;
@@ -110,9 +111,6 @@ pub struct PassRows<'a> {
     pub ids: &'a [u32],
 }
 
-/// Sees, after each layer, the stream `[rows, hidden]` and the routes.
-pub type LayerProbe<'a> = &'a mut dyn FnMut(usize, &[f32], Option<&Routes>);
-
 /// A model, ready to run.
 pub struct Engine {
     checkpoint: Checkpoint,
@@ -128,7 +126,6 @@ pub struct Engine {
     notices: Notices,
     stats: Stats,
     load_s: f64,
-    reader: String,
 }
 
 impl Engine {
@@ -192,7 +189,6 @@ impl Engine {
             notices,
             stats: Stats::default(),
             load_s: start.elapsed().as_secs_f64(),
-            reader,
             checkpoint,
         })
     }
@@ -245,11 +241,6 @@ impl Engine {
     /// Compute threads in use.
     pub fn threads(&self) -> usize {
         self.cpu.threads()
-    }
-
-    /// How experts are read, for people.
-    pub fn reader(&self) -> &str {
-        &self.reader
     }
 
     /// Seconds that opening took.
@@ -321,7 +312,7 @@ impl Engine {
         parts: &mut [PassRows<'_>],
         logits_of: &[usize],
         cancel: &Cancel,
-        probe: Option<LayerProbe<'_>>,
+        probe: Option<&mut dyn Probe>,
     ) -> Result<Vec<f32>, Error> {
         let last = self.config().vocab_size as u32 - 1;
         let mut ids = vec![];
@@ -369,19 +360,11 @@ impl Engine {
             embeddings: &embeddings,
             logits_of,
         };
-        let logits = match probe {
-            None => self
-                .model
-                .forward(&self.cpu, &mut self.workspace, input, &mut experts, None)?,
-            Some(probe) => {
-                let cpu = &self.cpu;
-                let mut see = |layer: usize, stream: &Rows, routes: Option<&Routes>| {
-                    probe(layer, &kernels::Backend::download(cpu, stream), routes);
-                };
-                self.model
-                    .forward(cpu, &mut self.workspace, input, &mut experts, Some(&mut see))?
-            }
-        };
+        let mut watcher = probe.map(|probe| Watcher { cpu: &self.cpu, probe });
+        let watcher = watcher.as_mut().map(|w| w as &mut dyn models::kimi_k3::Probe<Cpu>);
+        let logits = self
+            .model
+            .forward(&self.cpu, &mut self.workspace, input, &mut experts, watcher)?;
         for part in parts {
             part.sequence.ids.extend_from_slice(part.ids);
             part.sequence.spoilt = false;

@@ -4,7 +4,8 @@
 //! weights, sequence state, the activations of a pass and slots for experts in flight, and loads what stays resident.
 //! Only the pages of a sequence's latents are taken later, as it grows; the plan has counted them. A [`Sequence`] holds tokens and the state after them. [`Engine::pass`] runs rows of
 //! any number of sequences through the model, with each needed expert read once; prompts, decoding and batches are all
-//! passes. [`Engine::generate`] chooses tokens one after the other.
+//! passes. [`Engine::generate`] chooses tokens one after the other. A [`Probe`] watches a pass: streams, routes, and guesses of the
+//! next layer's routes.
 //!
 //! A [`Placement`] says which drives hold experts; [`place`] puts them there, by a [`PlacePlan`].
 //!
@@ -31,11 +32,12 @@ mod generate;
 mod measure;
 mod memory;
 mod placement;
+mod probe;
 mod resident;
 mod sample;
 mod transcript;
 
-pub use engine::{Engine, LayerProbe, Options, PassRows, Sequence, Stats};
+pub use engine::{Engine, Options, PassRows, Sequence, Stats};
 pub use error::Error;
 pub use generate::{Cancel, Finish, Generated, Progress, Request};
 pub use kernels::{Isa, NUMERICS_VERSION, Routes};
@@ -49,5 +51,6 @@ pub use placement::{
     ExpertSet, FolderReport, NamedDrive, Part, PlaceOptions, PlacePlan, PlaceProgress, PlaceReport, Placed, Placement,
     PlacementError, PlanLine, place,
 };
+pub use probe::Probe;
 pub use sample::{Sampler, Sampling, greedy};
 pub use transcript::{Piece, Transcript};

@@ -30,6 +30,7 @@ mod format;
 mod functions;
 mod isa;
 mod kda;
+mod lanes;
 mod matmul;
 mod mla;
 mod vector;

@@ -2,7 +2,8 @@
 
 use crate::format::bf16_to_f32;
 use crate::functions::exp;
-use crate::isa::multiversion;
+use crate::isa::{Isa, multiversion};
+use crate::lanes::{self, Lanes};
 use crate::matmul::{LANES, tree};
 
 /// Positions of one softmax block. Blocks are counted from position 0, so that a row's result does not depend on how the
@@ -81,26 +82,44 @@ impl Softmax {
     }
 }
 
-multiversion! {
-    /// Takes one block of positions into the running softmaxes of a few heads of one row.
-    ///
-    /// `queries` holds a query of the cache's width for each head; `out` the weighted sums of the first numbers of each row,
-    /// not yet divided, head after head. In order, for each head: all scores `<query, row> * scale`; the maximum with the
-    /// running one; sum and `out` rescaled by `exp(old - new)`; then positions ascending `p = exp(score - max)`, `sum += p`,
-    /// `out += p * row`. Heads are taken together only so that a row of the cache is loaded once for several.
-    pub(crate) unsafe fn attend_block(
-        softmax: &mut [Softmax], queries: &[f32], width: usize, block: &[f32], scale: f32, out: &mut [f32],
-    ) {
-        let value = out.len() / softmax.len();
-        let mut heads = softmax.chunks_exact_mut(HEADS);
-        let mut queries = queries.chunks_exact(HEADS * width);
-        let mut out = out.chunks_exact_mut(HEADS * value);
-        for ((softmax, query), out) in (&mut heads).zip(&mut queries).zip(&mut out) {
-            heads_block::<HEADS>(softmax, query, width, block, scale, out);
-        }
-        let rest = queries.remainder().chunks_exact(width).zip(out.into_remainder().chunks_exact_mut(value));
-        for (softmax, (query, out)) in heads.into_remainder().chunks_exact_mut(1).zip(rest) {
-            heads_block::<1>(softmax, query, width, block, scale, out);
+/// Takes one block of positions into the running softmaxes of a few heads of one row.
+///
+/// `queries` holds a query of the cache's width for each head; `out` the weighted sums of the first numbers of each row,
+/// not yet divided, head after head. In order, for each head: all scores `<query, row> * scale`; the maximum with the
+/// running one; sum and `out` rescaled by `exp(old - new)`; then positions ascending `p = exp(score - max)`, `sum += p`,
+/// `out += p * row`. Heads are taken together only so that a row of the cache is loaded once for several.
+///
+/// # Safety
+/// The processor must run `isa`.
+pub(crate) unsafe fn attend_block(
+    isa: Isa,
+    softmax: &mut [Softmax],
+    queries: &[f32],
+    width: usize,
+    block: &[f32],
+    scale: f32,
+    out: &mut [f32],
+) {
+    #[cfg(target_arch = "x86_64")]
+    #[target_feature(enable = "avx2,fma")]
+    fn avx2(softmax: &mut [Softmax], queries: &[f32], width: usize, block: &[f32], scale: f32, out: &mut [f32]) {
+        // SAFETY: this function has the features of its form.
+        unsafe { groups::<lanes::x86::Avx2>(softmax, queries, width, block, scale, out) }
+    }
+    #[cfg(target_arch = "x86_64")]
+    #[target_feature(enable = "avx2,fma,avx512f,avx512bw,avx512dq,avx512vl")]
+    fn avx512(softmax: &mut [Softmax], queries: &[f32], width: usize, block: &[f32], scale: f32, out: &mut [f32]) {
+        // SAFETY: this function has the features of its form.
+        unsafe { groups::<lanes::x86::Avx512>(softmax, queries, width, block, scale, out) }
+    }
+    // SAFETY: the caller promises that the processor runs `isa`.
+    unsafe {
+        match isa {
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx2 => avx2(softmax, queries, width, block, scale, out),
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx512 => avx512(softmax, queries, width, block, scale, out),
+            _ => groups::<[f32; LANES]>(softmax, queries, width, block, scale, out),
         }
     }
 }
@@ -112,8 +131,37 @@ const POSITIONS: usize = 4;
 /// Registers of 16 outputs that a head's weighted sum is computed for together.
 const CHUNKS: usize = 4;
 
+/// # Safety
+/// The processor runs `V`; so for all functions below.
 #[inline(always)]
-fn heads_block<const G: usize>(
+unsafe fn groups<V: Lanes>(
+    softmax: &mut [Softmax],
+    queries: &[f32],
+    width: usize,
+    block: &[f32],
+    scale: f32,
+    out: &mut [f32],
+) {
+    let value = out.len() / softmax.len();
+    let mut heads = softmax.chunks_exact_mut(HEADS);
+    let mut queries = queries.chunks_exact(HEADS * width);
+    let mut out = out.chunks_exact_mut(HEADS * value);
+    for ((softmax, query), out) in (&mut heads).zip(&mut queries).zip(&mut out) {
+        // SAFETY: the caller's promise.
+        unsafe { heads_block::<V, HEADS>(softmax, query, width, block, scale, out) }
+    }
+    let rest = queries
+        .remainder()
+        .chunks_exact(width)
+        .zip(out.into_remainder().chunks_exact_mut(value));
+    for (softmax, (query, out)) in heads.into_remainder().chunks_exact_mut(1).zip(rest) {
+        // SAFETY: the caller's promise.
+        unsafe { heads_block::<V, 1>(softmax, query, width, block, scale, out) }
+    }
+}
+
+#[inline(always)]
+unsafe fn heads_block<V: Lanes, const G: usize>(
     softmax: &mut [Softmax],
     queries: &[f32],
     width: usize,
@@ -124,13 +172,16 @@ fn heads_block<const G: usize>(
     let positions = block.len() / width;
     let mut scores = [[0.0f32; ATTENTION_BLOCK]; G];
     let mut p = 0;
-    while p + POSITIONS <= positions {
-        score_tile::<G, POSITIONS>(queries, width, &block[p * width..], p, &mut scores);
-        p += POSITIONS;
-    }
-    while p < positions {
-        score_tile::<G, 1>(queries, width, &block[p * width..], p, &mut scores);
-        p += 1;
+    // SAFETY: the caller's promise.
+    unsafe {
+        while p + POSITIONS <= positions {
+            score_tile::<V, G, POSITIONS>(queries, width, &block[p * width..], p, &mut scores);
+            p += POSITIONS;
+        }
+        while p < positions {
+            score_tile::<V, G, 1>(queries, width, &block[p * width..], p, &mut scores);
+            p += 1;
+        }
     }
     let mut keep = [0.0f32; G];
     for ((softmax, scores), keep) in softmax.iter_mut().zip(&mut scores).zip(&mut keep) {
@@ -152,13 +203,16 @@ fn heads_block<const G: usize>(
     }
     let value = out.len() / G;
     let mut first = 0;
-    while first + CHUNKS * LANES <= value {
-        value_tile::<G, CHUNKS>(&scores, positions, width, block, first, value, &keep, out);
-        first += CHUNKS * LANES;
-    }
-    while first + LANES <= value {
-        value_tile::<G, 1>(&scores, positions, width, block, first, value, &keep, out);
-        first += LANES;
+    // SAFETY: the caller's promise.
+    unsafe {
+        while first + CHUNKS * LANES <= value {
+            value_tile::<V, G, CHUNKS>(&scores, positions, width, block, first, value, &keep, out);
+            first += CHUNKS * LANES;
+        }
+        while first + LANES <= value {
+            value_tile::<V, G, 1>(&scores, positions, width, block, first, value, &keep, out);
+            first += LANES;
+        }
     }
     for i in first..value {
         for g in 0..G {
@@ -173,57 +227,55 @@ fn heads_block<const G: usize>(
 
 /// Scores of `G` heads for the first `P` rows of `rows`, into `scores[head][at..]`. Each is `vector::dot`.
 #[inline(always)]
-fn score_tile<const G: usize, const P: usize>(
+unsafe fn score_tile<V: Lanes, const G: usize, const P: usize>(
     queries: &[f32],
     width: usize,
     rows: &[f32],
     at: usize,
     scores: &mut [[f32; ATTENTION_BLOCK]; G],
 ) {
-    let queries: [&[f32]; G] = std::array::from_fn(|g| &queries[g * width..][..width]);
-    let rows: [&[f32]; P] = std::array::from_fn(|p| &rows[p * width..][..width]);
-    let mut acc = [[[0.0f32; LANES]; P]; G];
     let whole = width / LANES * LANES;
-    for c in (0..whole).step_by(LANES) {
-        let rows: [&[f32; LANES]; P] = std::array::from_fn(|p| lanes(rows[p], c));
-        for (acc, query) in acc.iter_mut().zip(&queries) {
-            let query = lanes(query, c);
-            for (acc, row) in acc.iter_mut().zip(&rows) {
-                for l in 0..LANES {
-                    acc[l] = query[l].mul_add(row[l], acc[l]);
+    // SAFETY: the caller's promise.
+    let acc = unsafe {
+        let mut acc = [[V::splat(0.0); P]; G];
+        for c in (0..whole).step_by(LANES) {
+            let mut row = [V::splat(0.0); P];
+            for (p, row) in row.iter_mut().enumerate() {
+                *row = V::load(array(rows, p * width + c));
+            }
+            for (g, acc) in acc.iter_mut().enumerate() {
+                let query = V::load(array(queries, g * width + c));
+                for (acc, row) in acc.iter_mut().zip(row) {
+                    *acc = query.mul_add(row, *acc);
                 }
             }
         }
-    }
-    for (g, acc) in acc.iter_mut().enumerate() {
-        for (p, acc) in acc.iter_mut().enumerate() {
-            if whole < width {
-                *acc = rest(*acc, &queries[g][whole..], &rows[p][whole..]);
+        acc
+    };
+    for (g, acc) in acc.into_iter().enumerate() {
+        for (p, acc) in acc.into_iter().enumerate() {
+            // SAFETY: the caller's promise.
+            let mut lanes = unsafe { acc.store() };
+            let query = &queries[g * width + whole..(g + 1) * width];
+            let row = &rows[p * width + whole..(p + 1) * width];
+            for ((lane, q), r) in lanes.iter_mut().zip(query).zip(row) {
+                *lane = q.mul_add(*r, *lane);
             }
-            scores[g][at + p] = tree(*acc);
+            scores[g][at + p] = tree(lanes);
         }
     }
 }
 
-/// The last, partial round of lanes. Kept out of line: lanes that are indexed by a variable cannot stay in registers.
-#[cold]
-#[inline(never)]
-fn rest(mut acc: [f32; LANES], a: &[f32], b: &[f32]) -> [f32; LANES] {
-    for ((lane, a), b) in acc.iter_mut().zip(a).zip(b) {
-        *lane = a.mul_add(*b, *lane);
-    }
-    acc
-}
-
+/// The 16 numbers from `at` on.
 #[inline(always)]
-fn lanes(x: &[f32], at: usize) -> &[f32; LANES] {
+fn array(x: &[f32], at: usize) -> &[f32; LANES] {
     x[at..at + LANES].as_array().expect("a slice of LANES numbers")
 }
 
 /// `C` times 16 outputs from `first` on of the weighted sums of `G` heads.
 #[inline(always)]
 #[allow(clippy::too_many_arguments)]
-fn value_tile<const G: usize, const C: usize>(
+unsafe fn value_tile<V: Lanes, const G: usize, const C: usize>(
     weights: &[[f32; ATTENTION_BLOCK]; G],
     positions: usize,
     width: usize,
@@ -233,29 +285,30 @@ fn value_tile<const G: usize, const C: usize>(
     keep: &[f32; G],
     out: &mut [f32],
 ) {
-    let mut acc = [[[0.0f32; LANES]; C]; G];
-    for (g, acc) in acc.iter_mut().enumerate() {
-        for (c, acc) in acc.iter_mut().enumerate() {
-            let out = lanes(out, g * value + first + c * LANES);
-            for l in 0..LANES {
-                acc[l] = out[l] * keep[g];
+    // SAFETY: the caller's promise.
+    unsafe {
+        let mut acc = [[V::splat(0.0); C]; G];
+        for (g, acc) in acc.iter_mut().enumerate() {
+            for (c, acc) in acc.iter_mut().enumerate() {
+                *acc = V::load(array(out, g * value + first + c * LANES)).mul(V::splat(keep[g]));
             }
         }
-    }
-    for p in 0..positions {
-        let row: [&[f32; LANES]; C] = std::array::from_fn(|c| lanes(block, p * width + first + c * LANES));
-        for (acc, weights) in acc.iter_mut().zip(weights) {
-            let w = weights[p];
-            for (acc, row) in acc.iter_mut().zip(&row) {
-                for l in 0..LANES {
-                    acc[l] = w.mul_add(row[l], acc[l]);
+        for p in 0..positions {
+            let mut row = [V::splat(0.0); C];
+            for (c, row) in row.iter_mut().enumerate() {
+                *row = V::load(array(block, p * width + first + c * LANES));
+            }
+            for (acc, weights) in acc.iter_mut().zip(weights) {
+                let w = V::splat(weights[p]);
+                for (acc, row) in acc.iter_mut().zip(row) {
+                    *acc = w.mul_add(row, *acc);
                 }
             }
         }
-    }
-    for (g, acc) in acc.iter().enumerate() {
-        for (c, acc) in acc.iter().enumerate() {
-            out[g * value + first + c * LANES..][..LANES].copy_from_slice(acc);
+        for (g, acc) in acc.into_iter().enumerate() {
+            for (c, acc) in acc.into_iter().enumerate() {
+                out[g * value + first + c * LANES..][..LANES].copy_from_slice(&acc.store());
+            }
         }
     }
 }

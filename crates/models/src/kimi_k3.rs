@@ -129,9 +129,6 @@ pub struct Input<'a, 'b, B: Backend> {
     pub logits_of: &'a [usize],
 }
 
-/// Sees the stream after each layer (the running sum since the last block boundary, `[rows, H]`) and the routes taken.
-pub type Probe<'a, B> = &'a mut dyn FnMut(usize, &<B as Backend>::Act, Option<&Routes>);
-
 impl<B: Backend> KimiK3<B> {
     /// Takes all resident tensors. `mla_eps` is the epsilon of the two norms inside MLA, see [`DEFAULT_MLA_EPS`].
     pub fn load<S: TensorSource>(be: &B, config: &K3Config, mla_eps: f32, source: &mut S) -> Result<Self, S::Error> {
@@ -183,7 +180,7 @@ impl<B: Backend> KimiK3<B> {
         ws: &mut Workspace<B::Act>,
         input: Input<'_, '_, B>,
         experts: &mut E,
-        mut probe: Option<Probe<'_, B>>,
+        mut probe: Option<&mut dyn Probe<B>>,
     ) -> Result<Vec<f32>, E::Error> {
         let c = &self.config;
         let eps = c.rms_norm_eps;
@@ -223,8 +220,7 @@ impl<B: Backend> KimiK3<B> {
             } else {
                 be.add(&mut ws.stream, &ws.out);
             }
-            mix(be, &ws.bank[..closed], &ws.stream, &layer.mlp_res, eps, &mut ws.mixed);
-            be.rms_norm(&ws.mixed, &layer.post_attention_layernorm, eps, &mut ws.x);
+            layer.feed_forward_input(be, ws, closed, eps);
             let routes = match &layer.ffn {
                 FeedForward::Dense(glu) => {
                     glu.forward(be, c, &ws.x, &mut ws.dense, &mut ws.out);
@@ -234,7 +230,11 @@ impl<B: Backend> KimiK3<B> {
             };
             be.add(&mut ws.stream, &ws.out);
             if let Some(probe) = &mut probe {
-                probe(i, &ws.stream, routes.as_ref());
+                probe.layer(i, &ws.stream, routes.as_ref());
+                let guesses = self.guess(be, ws, closed, i + 1, probe.guess_widths());
+                if !guesses.is_empty() {
+                    probe.guesses(i + 1, &guesses);
+                }
             }
         }
         for segment in input.segments {
@@ -256,6 +256,35 @@ impl<B: Backend> KimiK3<B> {
             logits.extend(be.download(&ws.logits));
         }
         Ok(logits)
+    }
+
+    /// The routes that layer `next` would take if its attention added nothing, once for each width in experts a row. Nothing
+    /// where `next` has no router. Takes `ws.stream` as the layer before left it and overwrites only what every layer
+    /// writes before it reads.
+    ///
+    /// Inside a block the feed-forward part sees the bank and the stream, of which the stream still lacks the attention's share.
+    /// Where `next` opens a block, the stream becomes the bank's last entry and attention begins a new sum. What is known are
+    /// the same vectors, and the new sum is left out; taken as zero it would only shorten the mix, which the norm undoes.
+    fn guess(&self, be: &B, ws: &mut Workspace<B::Act>, closed: usize, next: usize, widths: &[usize]) -> Vec<Routes> {
+        let c = &self.config;
+        let Some(layer) = self.layers.get(next).filter(|_| !widths.is_empty()) else {
+            return vec![];
+        };
+        let FeedForward::Moe(moe) = &layer.ffn else {
+            return vec![];
+        };
+        layer.feed_forward_input(be, ws, closed, c.rms_norm_eps);
+        moe.score(be, &ws.x, &mut ws.moe.scores);
+        let route = |&width: &usize| moe.route(be, c, &ws.moe.scores, width.min(c.num_experts));
+        widths.iter().map(route).collect()
+    }
+}
+
+impl<B: Backend> Layer<B> {
+    /// `ws.x = norm(mix(bank, stream))`.
+    fn feed_forward_input(&self, be: &B, ws: &mut Workspace<B::Act>, closed: usize, eps: f32) {
+        mix(be, &ws.bank[..closed], &ws.stream, &self.mlp_res, eps, &mut ws.mixed);
+        be.rms_norm(&ws.mixed, &self.post_attention_layernorm, eps, &mut ws.x);
     }
 }
 
@@ -364,9 +393,8 @@ impl<B: Backend> Moe<B> {
         experts: &mut E,
     ) -> Result<Routes, E::Error> {
         let w = &mut ws.moe;
-        be.matmul(&self.gate, &ws.x, &mut w.scores); // [rows, experts]
-        let (top_k, scale) = (c.num_experts_per_token, c.routed_scaling_factor);
-        let routes = be.route(&w.scores, &self.e_score_correction_bias, top_k, scale);
+        self.score(be, &ws.x, &mut w.scores); // [rows, experts]
+        let routes = self.route(be, c, &w.scores, c.num_experts_per_token);
         experts.demand(layer, &routes.union())?;
         be.matmul(&self.routed_expert_down_proj, &ws.x, &mut w.z); // [rows, latent]
         self.shared_experts.forward(be, c, &ws.x, &mut w.shared, &mut ws.out); // [rows, H]
@@ -379,6 +407,16 @@ impl<B: Backend> Moe<B> {
         be.matmul(&self.routed_expert_up_proj, &w.z, &mut ws.mixed); // [rows, H]
         be.add(&mut ws.out, &ws.mixed);
         Ok(routes)
+    }
+
+    /// `scores = W_gate x`.
+    fn score(&self, be: &B, x: &B::Act, scores: &mut B::Act) {
+        be.matmul(&self.gate, x, scores);
+    }
+
+    /// The `width` best experts of each row.
+    fn route(&self, be: &B, c: &K3Config, scores: &B::Act, width: usize) -> Routes {
+        be.route(scores, &self.e_score_correction_bias, width, c.routed_scaling_factor)
     }
 }
 
@@ -400,7 +438,9 @@ fn mla_shape(c: &K3Config) -> MlaShape {
 }
 
 mod load;
+mod probe;
 mod workspace;
 
 use load::Loader;
+pub use probe::Probe;
 pub use workspace::{LOGIT_ROWS, Workspace, state_bytes};

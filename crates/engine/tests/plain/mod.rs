@@ -2,6 +2,7 @@
 //! cache, no absorbed form, no block, no thread; it shares with the engine only the reader of headers and configuration.
 //!
 //! It can be told to make one [`Mistake`], so that a test can show that its numbers would betray it.
+#![allow(dead_code)] // each test file uses its part
 
 mod weights;
 
@@ -58,6 +59,9 @@ pub struct Run {
     pub streams: Vec<Rows>,
     /// By layer and position: the chosen experts, ascending; none in a dense layer.
     pub routes: Vec<Vec<Vec<u32>>>,
+    /// By layer and position: all experts in the order in which the router would prefer them if the layer's attention gave
+    /// zero, with their biased scores; none in a dense layer.
+    pub guesses: Vec<Vec<Vec<(u32, f64)>>>,
     /// The least distance, in all layers and positions, between the last chosen and the first refused biased score.
     pub router_margin: f64,
 }
@@ -116,6 +120,11 @@ impl Plain {
         let mut bank: Vec<Rows> = vec![];
         for layer in 0..c.num_hidden_layers {
             let at = format!("model.layers.{layer}");
+            let is_moe = layer >= c.first_k_dense_replace && layer % c.moe_layer_freq == 0;
+            run.guesses.push(match is_moe {
+                true => self.guess(layer, bank.clone(), stream.clone(), layer % block == 0),
+                false => vec![],
+            });
             let h = match bank.is_empty() {
                 true => stream.clone(),
                 false => self.residual(&format!("{at}.self_attention_res"), &bank, &stream),
@@ -135,7 +144,7 @@ impl Plain {
             let h = self.residual(&format!("{at}.mlp_res"), &bank, &stream);
             let x = self.norm(&format!("{at}.post_attention_layernorm"), &h, self.eps());
             let mut routes = vec![];
-            let f = match layer >= c.first_k_dense_replace && layer % c.moe_layer_freq == 0 {
+            let f = match is_moe {
                 true => self.moe(layer, &x, &mut routes, &mut run.router_margin),
                 false => self.mlp(&format!("{at}.mlp"), &x),
             };
@@ -146,6 +155,27 @@ impl Plain {
         let h = self.residual("model.output_attn_res", &bank, &stream);
         run.logits = self.linear("lm_head", &self.norm("model.norm", &h, self.eps()));
         run
+    }
+
+    /// What the router of `layer` would prefer if its attention gave zero.
+    fn guess(&self, layer: usize, mut bank: Vec<Rows>, mut stream: Rows, opens_block: bool) -> Vec<Vec<(u32, f64)>> {
+        if opens_block {
+            let zero = vec![vec![0.0; self.c.hidden_size]; stream.len()];
+            bank.push(std::mem::replace(&mut stream, zero));
+        }
+        let at = format!("model.layers.{layer}");
+        let h = self.residual(&format!("{at}.mlp_res"), &bank, &stream);
+        let x = self.norm(&format!("{at}.post_attention_layernorm"), &h, self.eps());
+        let bias = &self
+            .tensor(&format!("{at}.block_sparse_moe.gate.e_score_correction_bias"))
+            .data;
+        let logits = self.linear(&format!("{at}.block_sparse_moe.gate"), &x);
+        let prefer = |logits: &Vec<f64>| {
+            let biased = router_scores(logits, bias).1;
+            let order = preferred(&biased);
+            order.into_iter().map(|e| (e as u32, biased[e])).collect()
+        };
+        logits.iter().map(prefer).collect()
     }
 
     /// Attention residual: the finished blocks and the stream, mixed by a softmax over the sources.
@@ -304,10 +334,8 @@ impl Plain {
         let z = self.linear(&format!("{at}.routed_expert_down_proj"), x);
         let mut y = vec![];
         for (logits, z) in logits.iter().zip(&z) {
-            let scores: Vec<f64> = logits.iter().map(|l| sigmoid(*l)).collect();
-            let biased: Vec<f64> = scores.iter().zip(bias).map(|(s, b)| s + b).collect();
-            let mut order: Vec<usize> = (0..c.num_experts).collect();
-            order.sort_by(|a, b| biased[*b].total_cmp(&biased[*a]));
+            let (scores, biased) = router_scores(logits, bias);
+            let mut order = preferred(&biased);
             if let [last, refused, ..] = order[c.num_experts_per_token - 1..] {
                 *margin = margin.min(biased[last] - biased[refused]);
             }
@@ -365,6 +393,20 @@ impl Plain {
             _ => capped * sigmoid(gate) * up_cap * (up / up_cap).tanh(),
         }
     }
+}
+
+/// Scores and biased scores of all experts.
+fn router_scores(logits: &[f64], bias: &[f64]) -> (Vec<f64>, Vec<f64>) {
+    let scores: Vec<f64> = logits.iter().map(|l| sigmoid(*l)).collect();
+    let biased = scores.iter().zip(bias).map(|(s, b)| s + b).collect();
+    (scores, biased)
+}
+
+/// Experts by falling score.
+fn preferred(biased: &[f64]) -> Vec<usize> {
+    let mut order: Vec<usize> = (0..biased.len()).collect();
+    order.sort_by(|a, b| biased[*b].total_cmp(&biased[*a]));
+    order
 }
 
 /// The last tap meets the newest input; SiLU at the end.

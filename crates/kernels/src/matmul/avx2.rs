@@ -34,21 +34,13 @@ impl Form for Avx2 {
         unsafe { decode(w, row, blocks, out) }
     }
 
-    unsafe fn tile(
-        w: *const Lane,
-        w_stride: usize,
-        x: *const Lane,
-        x_stride: usize,
-        blocks: usize,
-        rows: usize,
-        acc: &mut [Lane],
-    ) {
+    unsafe fn tile(w: *const Lane, x: *const Lane, lanes: usize, rows: usize, acc: &mut [Lane]) {
         // SAFETY: the caller's promise.
         unsafe {
             match rows {
-                1 => tile::<1>(w, w_stride, x, x_stride, blocks, acc),
-                2 => tile::<2>(w, w_stride, x, x_stride, blocks, acc),
-                _ => tile::<3>(w, w_stride, x, x_stride, blocks, acc),
+                1 => tile::<1>(w, x, lanes, acc),
+                2 => tile::<2>(w, x, lanes, acc),
+                _ => tile::<3>(w, x, lanes, acc),
             }
         }
     }
@@ -204,13 +196,14 @@ unsafe fn add(w: Pair, x: *const Lane, acc: &mut Pair) {
 /// As for `Form::decode`.
 #[target_feature(enable = "avx2,fma")]
 unsafe fn decode(w: &Matrix, row: usize, blocks: Range<usize>, out: &mut [Lane]) {
-    for (b, pair) in blocks.zip(out.chunks_exact_mut(2)) {
+    for (i, b) in blocks.enumerate() {
         // SAFETY: the block lies inside the row; lanes are aligned and hold two registers.
         unsafe {
             let (even, odd) = block(w, row, b);
-            for (lane, v) in pair.iter_mut().zip([even, odd]) {
-                _mm256_store_ps(lane.0.as_mut_ptr(), v[0]);
-                _mm256_store_ps(lane.0.as_mut_ptr().add(8), v[1]);
+            for (half, v) in [even, odd].into_iter().enumerate() {
+                let lane = &mut out[(2 * i + half) * TILE_OUTPUTS].0;
+                _mm256_store_ps(lane.as_mut_ptr(), v[0]);
+                _mm256_store_ps(lane.as_mut_ptr().add(8), v[1]);
             }
         }
     }
@@ -219,14 +212,7 @@ unsafe fn decode(w: &Matrix, row: usize, blocks: Range<usize>, out: &mut [Lane])
 /// # Safety
 /// As for `Form::tile`, with `M` rows.
 #[target_feature(enable = "avx2,fma")]
-unsafe fn tile<const M: usize>(
-    w: *const Lane,
-    w_stride: usize,
-    x: *const Lane,
-    x_stride: usize,
-    blocks: usize,
-    sums: &mut [Lane],
-) {
+unsafe fn tile<const M: usize>(w: *const Lane, x: *const Lane, lanes: usize, sums: &mut [Lane]) {
     assert!(sums.len() >= TILE_OUTPUTS * TILE_ROWS);
     let mut acc = [[[_mm256_setzero_ps(); 2]; M]; TILE_OUTPUTS];
     // SAFETY: the caller's promise on w and x; `sums` was checked; lanes are aligned.
@@ -237,12 +223,12 @@ unsafe fn tile<const M: usize>(
                 *acc = [_mm256_load_ps(p), _mm256_load_ps(p.add(8))];
             }
         }
-        for lane in 0..2 * blocks {
+        for lane in 0..lanes {
             for (n, acc) in acc.iter_mut().enumerate() {
-                let p = w.add(n * w_stride + lane).cast::<f32>();
+                let p = w.add(lane * TILE_OUTPUTS + n).cast::<f32>();
                 let w = [_mm256_load_ps(p), _mm256_load_ps(p.add(8))];
                 for (m, acc) in acc.iter_mut().enumerate() {
-                    add(w, x.add(m * x_stride + lane), acc);
+                    add(w, x.add(lane * M + m), acc);
                 }
             }
         }

@@ -33,24 +33,16 @@ impl Form for Avx512 {
         unsafe { decode(w, row, blocks, out) }
     }
 
-    unsafe fn tile(
-        w: *const Lane,
-        w_stride: usize,
-        x: *const Lane,
-        x_stride: usize,
-        blocks: usize,
-        rows: usize,
-        acc: &mut [Lane],
-    ) {
+    unsafe fn tile(w: *const Lane, x: *const Lane, lanes: usize, rows: usize, acc: &mut [Lane]) {
         // SAFETY: the caller's promise.
         unsafe {
             match rows {
-                1 => tile::<1>(w, w_stride, x, x_stride, blocks, acc),
-                2 => tile::<2>(w, w_stride, x, x_stride, blocks, acc),
-                3 => tile::<3>(w, w_stride, x, x_stride, blocks, acc),
-                4 => tile::<4>(w, w_stride, x, x_stride, blocks, acc),
-                5 => tile::<5>(w, w_stride, x, x_stride, blocks, acc),
-                _ => tile::<6>(w, w_stride, x, x_stride, blocks, acc),
+                1 => tile::<1>(w, x, lanes, acc),
+                2 => tile::<2>(w, x, lanes, acc),
+                3 => tile::<3>(w, x, lanes, acc),
+                4 => tile::<4>(w, x, lanes, acc),
+                5 => tile::<5>(w, x, lanes, acc),
+                _ => tile::<6>(w, x, lanes, acc),
             }
         }
     }
@@ -347,17 +339,22 @@ unsafe fn decode(w: &Matrix, row: usize, blocks: Range<usize>, out: &mut [Lane])
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
 unsafe fn decode_from<S: Source>(source: S, cols: usize, row: usize, blocks: Range<usize>, out: &mut [Lane]) {
-    assert!(out.len() >= 2 * blocks.len());
-    for (block, pair) in blocks.zip(out.chunks_exact_mut(2)) {
-        // SAFETY: the block lies inside the row; whether it is whole decides the form.
+    let last = (2 * blocks.len()).saturating_sub(1) * TILE_OUTPUTS;
+    assert!(
+        out.len() > last,
+        "{} lanes for a panel row that ends at {last}",
+        out.len()
+    );
+    for (i, block) in blocks.enumerate() {
+        // SAFETY: the block lies inside the row, and whether it is whole decides the form; `out` was checked.
         unsafe {
             let (even, odd) = if (block + 1) * BLOCK <= cols {
                 source.block(row, block)
             } else {
                 source.last(row, block)
             };
-            _mm512_store_ps(pair[0].0.as_mut_ptr(), even);
-            _mm512_store_ps(pair[1].0.as_mut_ptr(), odd);
+            _mm512_store_ps(out.as_mut_ptr().add(2 * i * TILE_OUTPUTS).cast(), even);
+            _mm512_store_ps(out.as_mut_ptr().add((2 * i + 1) * TILE_OUTPUTS).cast(), odd);
         }
     }
 }
@@ -365,14 +362,7 @@ unsafe fn decode_from<S: Source>(source: S, cols: usize, row: usize, blocks: Ran
 /// # Safety
 /// As for `Form::tile`, with `M` rows.
 #[target_feature(enable = "avx512f")]
-unsafe fn tile<const M: usize>(
-    w: *const Lane,
-    w_stride: usize,
-    x: *const Lane,
-    x_stride: usize,
-    blocks: usize,
-    sums: &mut [Lane],
-) {
+unsafe fn tile<const M: usize>(w: *const Lane, x: *const Lane, lanes: usize, sums: &mut [Lane]) {
     assert!(sums.len() >= TILE_OUTPUTS * TILE_ROWS);
     let mut acc = [[_mm512_setzero_ps(); M]; TILE_OUTPUTS];
     // SAFETY: the caller's promise on w and x; `sums` was checked; lanes are 64-byte aligned.
@@ -382,10 +372,10 @@ unsafe fn tile<const M: usize>(
                 *acc = _mm512_load_ps(sums[n * TILE_ROWS + m].0.as_ptr());
             }
         }
-        for lane in 0..2 * blocks {
-            let x: [__m512; M] = std::array::from_fn(|m| _mm512_load_ps(x.add(m * x_stride + lane).cast()));
+        for lane in 0..lanes {
+            let x: [__m512; M] = std::array::from_fn(|m| _mm512_load_ps(x.add(lane * M + m).cast()));
             for (n, acc) in acc.iter_mut().enumerate() {
-                let w = _mm512_load_ps(w.add(n * w_stride + lane).cast());
+                let w = _mm512_load_ps(w.add(lane * TILE_OUTPUTS + n).cast());
                 for (acc, &x) in acc.iter_mut().zip(&x) {
                     *acc = _mm512_fmadd_ps(w, x, *acc);
                 }

@@ -9,6 +9,8 @@ const PANEL_OUTPUTS: usize = 64;
 /// Most activation rows that are taken through all columns together: their partial sums and one panel's columns stay in the
 /// second-level cache (64 x 96 x 64 B + 96 x 2 KiB + 128 KiB = 0.7 MiB). A multiple of every form's tile.
 const ROW_BLOCK: usize = 96;
+/// Most activation rows of any form's tile.
+const MAX_TILE_ROWS: usize = 6;
 
 /// A vector form of the product. All functions need the processor feature of their form.
 pub(super) trait Form {
@@ -25,26 +27,18 @@ pub(super) trait Form {
     /// As for `super::matmul`.
     unsafe fn few(w: &Matrix, outputs: Range<usize>, x: &Packed, y: Output);
 
-    /// Writes the exact f32 values of some blocks of one weight row, two lanes a block (even columns, odd columns).
+    /// Writes the exact f32 values of some blocks of one weight row, two lanes a block (even columns, odd columns), to every
+    /// `TILE_OUTPUTS`-th lane of `out`.
     ///
     /// # Safety
-    /// `out` holds two lanes for each block; `row` and `blocks` lie inside `w`, the last block may be partial.
+    /// `out` reaches to the last of these lanes; `row` and `blocks` lie inside `w`, the last block may be partial.
     unsafe fn decode(w: &Matrix, row: usize, blocks: Range<usize>, out: &mut [Lane]);
 
-    /// Adds `blocks` blocks to the partial sums of `TILE_OUTPUTS x rows` outputs: `acc[output * TILE_ROWS + row]`.
+    /// Adds `lanes` lanes of columns to the partial sums of `TILE_OUTPUTS x rows` outputs, `acc[output * TILE_ROWS + row]`.
     ///
     /// # Safety
-    /// `w` holds `TILE_OUTPUTS` rows at distance `w_stride`, `x` holds `rows <= TILE_ROWS` rows at distance `x_stride`,
-    /// each of `2 * blocks` lanes.
-    unsafe fn tile(
-        w: *const Lane,
-        w_stride: usize,
-        x: *const Lane,
-        x_stride: usize,
-        blocks: usize,
-        rows: usize,
-        acc: &mut [Lane],
-    );
+    /// `w` holds `lanes x TILE_OUTPUTS` lanes, `x` holds `lanes x rows` lanes, `rows <= TILE_ROWS`.
+    unsafe fn tile(w: *const Lane, x: *const Lane, lanes: usize, rows: usize, acc: &mut [Lane]);
 }
 
 /// # Safety
@@ -95,22 +89,30 @@ unsafe fn block<F: Form>(
     let row_tiles = rows.len().div_ceil(F::TILE_ROWS);
     let sums = &mut sums[..output_tiles * row_tiles * tile_lanes];
     sums.fill(Lane::default());
+    let mut x_tile = [Lane::default(); MAX_TILE_ROWS * PANEL_BLOCKS * 2];
     for first in (0..all_blocks).step_by(PANEL_BLOCKS) {
         let blocks = PANEL_BLOCKS.min(all_blocks - first);
-        for (output, lanes) in outputs.clone().zip(panel.chunks_exact_mut(PANEL_BLOCKS * 2)) {
-            // SAFETY: the caller's promise on `outputs`; the blocks lie within the row.
-            unsafe { F::decode(w, output, first..first + blocks, &mut lanes[..2 * blocks]) }
+        let w_tile = 2 * blocks * F::TILE_OUTPUTS;
+        for (i, output) in outputs.clone().enumerate() {
+            let tile = &mut panel[i / F::TILE_OUTPUTS * w_tile..][..w_tile];
+            // SAFETY: the caller's promise on `outputs`; the blocks lie within the row; a tile holds all their lanes.
+            unsafe { F::decode(w, output, first..first + blocks, &mut tile[i % F::TILE_OUTPUTS..]) }
         }
-        for (t, sums) in sums.chunks_exact_mut(tile_lanes).enumerate() {
-            let (row_tile, output_tile) = (t / output_tiles, t % output_tiles);
+        for (row_tile, sums) in sums.chunks_exact_mut(output_tiles * tile_lanes).enumerate() {
             let row = rows.start + row_tile * F::TILE_ROWS;
             let count = F::TILE_ROWS.min(rows.end - row);
-            // SAFETY: the panel holds a multiple of TILE_OUTPUTS rows of PANEL_BLOCKS blocks (stale ones beyond the
-            // outputs are computed and not stored); x holds `count` rows from `row` on, each with these blocks.
-            unsafe {
-                let w = panel.as_ptr().add(output_tile * F::TILE_OUTPUTS * PANEL_BLOCKS * 2);
-                let x_row = x.row(row).as_ptr().add(2 * first);
-                F::tile(w, PANEL_BLOCKS * 2, x_row, all_blocks * 2, blocks, count, sums);
+            for m in 0..count {
+                let lanes = &x.row(row + m)[2 * first..][..2 * blocks];
+                x_tile[m..]
+                    .iter_mut()
+                    .step_by(count)
+                    .zip(lanes)
+                    .for_each(|(to, from)| *to = *from);
+            }
+            for (w, sums) in panel.chunks_exact(w_tile).zip(sums.chunks_exact_mut(tile_lanes)) {
+                // SAFETY: both tiles hold `2 * blocks` lanes for each of their rows (stale weights beyond the last
+                // output are computed and not stored).
+                unsafe { F::tile(w.as_ptr(), x_tile.as_ptr(), 2 * blocks, count, sums) }
             }
         }
     }

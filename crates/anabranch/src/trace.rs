@@ -1,0 +1,14 @@
+//! `anabranch trace`: what a model does inside.
+
+mod routing;
+mod texts;
+
+use crate::error::Error;
+use crate::settings::Trace;
+use crate::signals::Interrupt;
+
+pub fn trace(settings: &Trace, interrupt: &Interrupt) -> Result<(), Error> {
+    match settings {
+        Trace::Routing(routing) => routing::routing(routing, interrupt),
+    }
+}
