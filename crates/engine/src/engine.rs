@@ -126,6 +126,7 @@ pub struct Engine {
     notices: Notices,
     stats: Stats,
     load_s: f64,
+    reader: String,
 }
 
 impl Engine {
@@ -189,6 +190,7 @@ impl Engine {
             notices,
             stats: Stats::default(),
             load_s: start.elapsed().as_secs_f64(),
+            reader,
             checkpoint,
         })
     }
@@ -241,6 +243,11 @@ impl Engine {
     /// Compute threads in use.
     pub fn threads(&self) -> usize {
         self.cpu.threads()
+    }
+
+    /// How experts are read, such as "io_uring, registered memory".
+    pub fn reader(&self) -> &str {
+        &self.reader
     }
 
     /// Seconds that opening took.
