@@ -1,5 +1,5 @@
 # What people do here. `cargo` alone is enough to build and test; these are the long ones.
-.PHONY: test ci deny bench-orders large bench-kernels
+.PHONY: test ci deny bench-orders large bench-kernels ladder
 
 test:
 	cargo test --workspace
@@ -25,3 +25,8 @@ large:
 # Each kernel's share of its floor; raw data in bench/results.
 bench-kernels:
 	cargo run --release -p kernels --example bench_kernels -- bench/results/kernels-$(shell date -u +%Y%m%d-%H%M).json
+
+# One to four paced drives against the sum of their speeds: needs Linux, /dev/fuse and 18 GB in LADDER_DIR. Raw data in bench/results.
+LADDER_DIR ?= target/ladder
+ladder:
+	cargo run --release -p ladder -- --scratch $(LADDER_DIR) --out bench/results/ladder-$(shell date -u +%Y%m%d-%H%M).json

@@ -121,7 +121,9 @@ pub use pack::{
     PackShard, SAMPLES, free_bytes, sweep_partials, verify_pack, write_pack,
 };
 pub use page::PAGE_BYTES;
-pub use profile::{CHUNK_SIZES, DEPTHS, DriveProfile, DriveSpeed, MEASURE_BUDGET, PROFILE_MAX_AGE, Profile};
+pub use profile::{
+    CHUNK_SIZES, DEPTHS, DriveProfile, DriveSpeed, MEASURE_BUDGET, MOST_IN_FLIGHT, PATIENCE, PROFILE_MAX_AGE, Profile,
+};
 pub use reads::{RawLanding, RawReads};
 pub use report::{DriveReport, describe, report};
 pub use schedule::FLOOR_BYTES;

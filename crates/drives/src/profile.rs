@@ -30,6 +30,12 @@ pub const CHUNK_SIZES: [usize; 4] = [512 << 10, 1 << 20, 2 << 20, 4 << 20];
 /// Depths that are compared, ascending.
 pub const DEPTHS: [usize; 4] = [1, 2, 4, 8];
 
+/// What is in flight on a drive should last so long: a thread that has to issue the next read may wait for a processor.
+pub const PATIENCE: Duration = Duration::from_millis(10);
+
+/// Most bytes in flight on a drive, about a millisecond of the fastest: more only makes reads wait longer.
+pub const MOST_IN_FLIGHT: usize = 16 << 20;
+
 /// Version of the remembered form.
 const VERSION: u32 = 1;
 
@@ -211,9 +217,10 @@ impl Profile {
         self.drives.get(drive.index())?.speed.as_ref()
     }
 
-    /// Reads to keep in flight on each drive, in the layout's order; [`DEFAULT_DEPTH`] where it was not measured.
+    /// Reads to keep in flight on each drive, in the layout's order: see [`DriveSpeed::patient_depth`]. [`DEFAULT_DEPTH`] where it
+    /// was not measured.
     pub fn depths(&self) -> Vec<usize> {
-        let depth = |drive: &DriveProfile| drive.speed.as_ref().map_or(DEFAULT_DEPTH, |speed| speed.depth);
+        let depth = |drive: &DriveProfile| drive.speed.as_ref().map_or(DEFAULT_DEPTH, DriveSpeed::patient_depth);
         self.drives.iter().map(depth).collect()
     }
 
@@ -228,7 +235,7 @@ impl Profile {
         let tuning = |speed: &DriveSpeed| DriveTuning {
             rate: Some(speed.together),
             chunk_bytes: Some(speed.chunk_bytes),
-            depth: Some(speed.depth),
+            depth: Some(speed.patient_depth()),
         };
         let drives = self.drives.iter();
         drives
@@ -251,6 +258,14 @@ impl Profile {
 }
 
 impl DriveSpeed {
+    /// Reads to keep in flight while the processor has other work too: as many as last for [`PATIENCE`], at least
+    /// [`depth`](Self::depth), at most [`MOST_IN_FLIGHT`] bytes.
+    pub fn patient_depth(&self) -> usize {
+        let chunk = self.chunk_bytes.max(1);
+        let lasting = (self.together as f64 * PATIENCE.as_secs_f64() / chunk as f64).ceil() as usize;
+        lasting.min(MOST_IN_FLIGHT / chunk).max(self.depth)
+    }
+
     fn check(&self) -> std::result::Result<(), String> {
         let rate = |rate: u64| rate > 0 && rate < MAX_RATE;
         if !rate(self.alone) || !rate(self.together) {

@@ -126,6 +126,7 @@ pub struct Engine {
     notices: Notices,
     stats: Stats,
     load_s: f64,
+    reader: String,
 }
 
 impl Engine {
@@ -168,6 +169,7 @@ impl Engine {
         let arena = Arena::new(plan.slots as usize, layout.slot_bytes())?;
         let depths = profile.as_ref().map(Profile::depths).unwrap_or_default();
         let backend = drives::open_best(&layout, &arena, &depths, clock.clone(), &notices)?;
+        let reader = backend.describe();
         let stream = StreamOptions {
             tuning: profile.as_ref().map(Profile::tuning).unwrap_or_default(),
             notices: notices.clone(),
@@ -188,6 +190,7 @@ impl Engine {
             notices,
             stats: Stats::default(),
             load_s: start.elapsed().as_secs_f64(),
+            reader,
             checkpoint,
         })
     }
@@ -240,6 +243,11 @@ impl Engine {
     /// Compute threads in use.
     pub fn threads(&self) -> usize {
         self.cpu.threads()
+    }
+
+    /// How experts are read, such as "io_uring, registered memory".
+    pub fn reader(&self) -> &str {
+        &self.reader
     }
 
     /// Seconds that opening took.

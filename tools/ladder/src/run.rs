@@ -53,6 +53,8 @@ pub struct Run {
     pub idle_s: Vec<f64>,
     /// The most by which a paced drive was late with an answer: what the machine could not keep up with.
     pub latest_ms: f64,
+    /// The longest that a paced drive took to fetch the data of a read: with the page cache warm, next to nothing.
+    pub slowest_fetch_ms: f64,
     /// Load of the machine.
     pub load: f64,
 }
@@ -125,6 +127,8 @@ pub fn run(model: &Model, rung: &Rung, round: usize, tokens: usize, scratch: &Pa
             model_folder: false,
         },
         measure: Measure::Always,
+        // The other processor is for the drives, which are threads here.
+        threads: 1,
         ..Options::default()
     };
     let mut engine = Engine::open(Checkpoint::open(&model.dir)?, &options, &mut |_, _| ())?;
@@ -167,6 +171,7 @@ pub fn run(model: &Model, rung: &Rung, round: usize, tokens: usize, scratch: &Pa
         .transpose()
         .map_err(|_| "the thread that slows a drive panicked")?;
     let latest_ns = controls.iter().map(|control| control.status().latest_ns).max();
+    let slowest_fetch_ns = controls.iter().map(|control| control.status().slowest_fetch_ns).max();
     drop(engine);
     drop(drives);
     let (from, from_served) = slowed.unwrap_or((start.at, start.served));
@@ -209,6 +214,7 @@ pub fn run(model: &Model, rung: &Rung, round: usize, tokens: usize, scratch: &Pa
             .zip(&start.idle_ns)
             .map(|(end, start)| seconds(end - start))
             .collect(),
+        slowest_fetch_ms: slowest_fetch_ns.unwrap_or(0) as f64 / 1e6,
         latest_ms: latest_ns.unwrap_or(0) as f64 / 1e6,
         load,
     })

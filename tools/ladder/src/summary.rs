@@ -12,7 +12,7 @@ const SHARE_POINTS: f64 = 0.03;
 pub fn line(run: &Run) -> String {
     let share: Vec<String> = run.share.iter().map(|share| format!("{:.1}", share * 100.0)).collect();
     format!(
-        "{:<11} round {}: {:.1} % of {:.1} MB/s, {:.3} tokens/s, bound {:.2} s, barriers {:.2} s, time {:.2} s, shares {}, latest {:.1} ms, load {:.1}",
+        "{:<11} round {}: {:.1} % of {:.1} MB/s, {:.3} tokens/s, bound {:.2} s, barriers {:.2} s, time {:.2} s, shares {}, latest {:.1} ms, slowest fetch {:.1} ms, load {:.1}",
         run.rung,
         run.round + 1,
         run.fraction * 100.0,
@@ -23,6 +23,7 @@ pub fn line(run: &Run) -> String {
         run.time_s,
         share.join("/"),
         run.latest_ms,
+        run.slowest_fetch_ms,
         run.load
     )
 }

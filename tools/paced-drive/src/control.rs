@@ -52,6 +52,8 @@ pub struct Status {
     pub waiting: usize,
     /// Nanoseconds by which the latest answer so far was late: what the machine could not keep up with.
     pub latest_ns: u64,
+    /// Longest time in nanoseconds that it took to fetch the data of a read from the source, which happens while the read waits.
+    pub slowest_fetch_ns: u64,
 }
 
 impl Control {

@@ -10,6 +10,7 @@ use crate::clock::Pace;
 use crate::control::Control;
 use crate::error::Error;
 use crate::filesystem::PacedFiles;
+use crate::priority::before_others;
 use crate::queue::Queue;
 use crate::source;
 
@@ -53,13 +54,23 @@ impl PacedDrive {
             MountOption::FSName("paced-drive".into()),
             MountOption::Subtype("paced".into()),
         ];
-        let session = Session::new(files, at, &config)
-            .and_then(Session::spawn)
-            .map_err(failed)?;
+        // The session's thread has the order of the thread that starts it.
+        let started = std::thread::scope(|scope| {
+            let start = || {
+                before_others();
+                Session::new(files, at, &config).and_then(Session::spawn)
+            };
+            scope.spawn(start).join()
+        });
+        let panicked = |_| Err(std::io::Error::other("a thread panicked"));
+        let session = started.unwrap_or_else(panicked).map_err(failed)?;
         let answering = Arc::clone(&queue);
         let answers = std::thread::Builder::new()
             .name("answers".into())
-            .spawn(move || answering.answer())
+            .spawn(move || {
+                before_others();
+                answering.answer();
+            })
             .map_err(failed)?;
         Ok(Self {
             at: at.to_owned(),

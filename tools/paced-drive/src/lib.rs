@@ -2,8 +2,8 @@
 //!
 //! A [`PacedDrive`] is a FUSE mount that serves the files of a folder, or one file, read-only, as fast as a drive of a given
 //! bandwidth would. Each read takes its time on the drive's own clock: it begins when the read before it is done, lasts its bytes
-//! divided by the bandwidth, and is answered at that moment plus a latency, never before and, on a machine that is not overloaded,
-//! within a fraction of a millisecond after. Many reads may wait at once. Each mount is a device of its own (`st_dev`), so a program
+//! divided by the bandwidth, and is answered at that moment plus a latency: never before, and where its threads may go before all
+//! others (as root) a fraction of a millisecond after. Many reads may wait at once. Each mount is a device of its own (`st_dev`), so a program
 //! takes four mounts for four drives.
 //!
 //! [`Command`]s change the speed and bring faults while it runs. They come from a [`Control`], or are written to the file `control`
@@ -30,6 +30,7 @@ mod control;
 mod drive;
 mod error;
 mod filesystem;
+mod priority;
 mod queue;
 mod source;
 

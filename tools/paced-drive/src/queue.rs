@@ -35,6 +35,7 @@ struct State {
     bytes: u64,
     failed: u64,
     latest_ns: u64,
+    slowest_fetch_ns: u64,
 }
 
 /// The reads of one drive.
@@ -61,6 +62,7 @@ impl Queue {
                 bytes: 0,
                 failed: 0,
                 latest_ns: 0,
+                slowest_fetch_ns: 0,
             }),
             changed: Condvar::new(),
         })
@@ -132,6 +134,7 @@ impl Queue {
             failed: state.failed,
             waiting: state.waiting.len(),
             latest_ns: state.latest_ns,
+            slowest_fetch_ns: state.slowest_fetch_ns,
         }
     }
 
@@ -146,8 +149,9 @@ impl Queue {
         let mut data = Vec::new();
         while let Some((file, offset, len)) = self.first() {
             data.resize(len, 0);
+            let start = Instant::now();
             let fetched = self.files[file].file.read_exact_at(&mut data, offset);
-            let (read, error) = self.take_first(fetched);
+            let (read, error) = self.take_first(fetched, start.elapsed());
             match (read, error) {
                 (None, _) => {}
                 (Some(read), None) => read.reply.data(&data),
@@ -171,8 +175,9 @@ impl Queue {
     }
 
     /// Waits until the first read is due, or nothing is worth waiting for; takes it, and books how it ends.
-    fn take_first(&self, fetched: io::Result<()>) -> (Option<Waiting>, Option<Errno>) {
+    fn take_first(&self, fetched: io::Result<()>, took: Duration) -> (Option<Waiting>, Option<Errno>) {
         let mut state = self.lock();
+        state.slowest_fetch_ns = state.slowest_fetch_ns.max(took.as_nanos() as u64);
         let late_ns = loop {
             let now_ns = self.now_ns();
             let due_ns = state.waiting.front().map_or(0, |read| read.due_ns);

@@ -14,11 +14,11 @@ use crate::page::{PAGE_BYTES, in_page, page_ceil};
 pub const PACK_SUFFIX: &str = ".pack";
 /// Added to the name of a pack while it is written.
 pub const PARTIAL_SUFFIX: &str = ".partial";
-/// Usual size of a checksum chunk in bytes. An expert of Kimi K3 has 67 or 68 of them; all its experts have 22 MB of checksums.
-pub const CHECKSUM_CHUNK_BYTES: u32 = 256 << 10;
+/// Usual size of a checksum chunk in bytes. An expert of Kimi K3 has 134 or 135 of them; all its experts have 44 MB of checksums.
+pub const CHECKSUM_CHUNK_BYTES: u32 = 128 << 10;
 /// Largest checksum chunk in bytes.
 pub const MAX_CHECKSUM_CHUNK_BYTES: u32 = 8 << 20;
-/// Longest index in bytes: nine times that of a pack with every expert of Kimi K3.
+/// Longest index in bytes: five times that of a pack with every expert of Kimi K3.
 pub const MAX_INDEX_BYTES: u64 = 256 << 20;
 /// Longest name of a shard in bytes, as file systems have it.
 pub const MAX_NAME_BYTES: usize = 255;

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::search::{Load, MAX_IN_FLIGHT, Rig};
-use super::{CHUNK_SIZES, DEPTHS};
+use super::search::{Load, Rig};
+use super::{CHUNK_SIZES, DEPTHS, MOST_IN_FLIGHT};
 use crate::arena::Arena;
 use crate::clock::{Clock, MonotonicClock};
 use crate::device::Device;
@@ -50,7 +50,7 @@ impl DriveRig {
     /// Opens the layout's files and takes memory for probes.
     pub(super) fn new(layout: &Arc<Layout>, devices: &[Device], notices: &Notices) -> Result<Self> {
         let deepest = DEPTHS.iter().copied().max().unwrap_or(1);
-        let largest = CHUNK_SIZES.iter().copied().max().unwrap_or(MAX_IN_FLIGHT);
+        let largest = CHUNK_SIZES.iter().copied().max().unwrap_or(MOST_IN_FLIGHT);
         let drives = layout.drives().len();
         let arena = Arena::new(drives.max(1) * deepest * largest, largest)?;
         let clock = Arc::new(MonotonicClock::new());

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::{CHUNK_SIZES, DEPTHS, DriveSpeed};
+use super::{CHUNK_SIZES, DEPTHS, DriveSpeed, MOST_IN_FLIGHT};
 
 /// Gains below this part of the best rate count as noise: smaller chunks and depths are preferred within it.
 const FLAT: f64 = 0.03;
@@ -24,9 +24,6 @@ const REPEATS: usize = 3;
 
 /// A read should take at least this long, so that deciding and booking it, some microseconds, is little beside it.
 const MIN_READ: Duration = Duration::from_micros(100);
-
-/// Most bytes in flight on a drive: more only makes reads wait longer.
-pub(super) const MAX_IN_FLIGHT: usize = 16 << 20;
 
 /// Depth at which chunks are compared.
 const BASE_DEPTH: usize = 4;
@@ -192,7 +189,7 @@ fn look_again(rig: &mut impl Rig, drive: usize, first: Alone, until: Duration) -
 /// The middle rate of several probes; of one, when the time does not allow more. `None` when it allows none.
 fn median(rig: &mut impl Rig, load: Load, guess: f64, until: Duration) -> Option<f64> {
     let in_flight = load.chunk * load.depth;
-    if in_flight > MAX_IN_FLIGHT {
+    if in_flight > MOST_IN_FLIGHT {
         return None;
     }
     let time = probe_time(in_flight as f64, guess);
