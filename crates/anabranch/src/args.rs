@@ -93,7 +93,7 @@ pub struct RunArgs {
     pub ids: Option<Ids>,
 
     /// Continue the prompt's text instead of answering it: no chat format around it
-    #[arg(long)]
+    #[arg(long, conflicts_with = "ids")]
     pub raw: bool,
 
     /// Instructions in front of the conversation

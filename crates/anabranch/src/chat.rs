@@ -14,9 +14,10 @@ use crate::run::{Room, utf8};
 use crate::settings::Generation;
 use crate::signals::Interrupt;
 
-const WELCOME: &str = "A line is a message. Ctrl-C stops an answer; /quit or Ctrl-D ends the chat.\n";
+const WELCOME: &str = "A line is a message. Ctrl-C stops an answer; /new begins anew; /quit or Ctrl-D ends the chat.\n";
 const READY: &str = "> ";
 const QUIT: &str = "/quit";
+const NEW: &str = "/new";
 
 /// A conversation and the sequence that has seen most of it.
 pub struct Chat<'a> {
@@ -56,9 +57,23 @@ impl Chat<'_> {
             match line.as_str() {
                 "" => {}
                 QUIT => return Ok(()),
-                _ => self.turn(line, screen, interrupt)?,
+                NEW => self.forget(),
+                _ => match self.turn(line, screen, interrupt) {
+                    Err(problem @ Error::TooLong { .. }) => {
+                        // The conversation stays; only this question finds no room.
+                        self.messages.pop();
+                        screen.aside(&format!("note: {problem}; or say {NEW} to begin anew\n"));
+                    }
+                    done => done?,
+                },
             }
         }
+    }
+
+    /// Leaves what the user gave as system message, and nothing else.
+    fn forget(&mut self) {
+        self.messages.retain(|message| message.role == Role::System);
+        self.sequence = None;
     }
 
     /// One question and its answer. A question that was not answered at all is forgotten.

@@ -1,6 +1,7 @@
 //! The model when none is named: the trained demo model, which ships inside the program and is unpacked at first use into
 //! the user's folder of cached files, so that it is streamed from disk like any other.
 
+use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use checkpoint::Checkpoint;
@@ -45,40 +46,76 @@ pub fn folder(cache: Option<&Path>) -> Result<PathBuf, Error> {
         "no --model was given: this is the demo model of 25 M parameters, which knows little ({})",
         dir.display()
     ));
-    if Checkpoint::open(&dir).is_err() {
-        unpack(&dir)?;
+    if !whole(&dir) {
+        unpack(&parent, &dir)?;
     }
     Ok(dir)
 }
 
-/// Writes the files beside `dir` and moves them there.
-fn unpack(dir: &Path) -> Result<(), Error> {
-    let partial = dir.with_extension(format!("{}.partial", std::process::id()));
-    // Left behind by a killed process that had the same number.
-    let _ = std::fs::remove_dir_all(&partial);
-    let written = write(&partial).and_then(|()| {
-        // One that is damaged gives way. So does a whole one that another process finished just now, for an equal one.
-        let _ = std::fs::remove_dir_all(dir);
-        std::fs::rename(&partial, dir).map_err(|e| Error::file(dir, "create", e))
-    });
-    match written {
-        // Another process may have been faster.
-        Err(error) if Checkpoint::open(dir).is_err() => {
-            let _ = std::fs::remove_dir_all(&partial);
-            Err(error)
+/// Whether the folder holds every file in full. Small files are compared, shards by their length and headers.
+fn whole(dir: &Path) -> bool {
+    let same = |(name, bytes): &(&str, &[u8])| {
+        let path = dir.join(name);
+        match name.ends_with(".safetensors") {
+            true => std::fs::metadata(path).is_ok_and(|found| found.len() == bytes.len() as u64),
+            false => std::fs::read(path).is_ok_and(|found| found == *bytes),
         }
-        _ => {
-            let _ = std::fs::remove_dir_all(&partial);
-            Ok(())
+    };
+    FILES.iter().all(same) && Checkpoint::open(dir).is_ok()
+}
+
+/// Writes the files beside `dir` and moves them there. A whole folder is never taken away, since another process may be
+/// reading it; a damaged one is moved aside.
+fn unpack(parent: &Path, dir: &Path) -> Result<(), Error> {
+    sweep(parent);
+    let aside = |what: &str| dir.with_extension(format!("{}.{what}", std::process::id()));
+    let (partial, old) = (aside("partial"), aside("old"));
+    let moved = write(&partial).and_then(|()| {
+        let there = |_: &std::io::Error| whole(dir);
+        match std::fs::rename(&partial, dir) {
+            Err(error) if there(&error) => Ok(()),
+            Err(_) => {
+                // Whoever moves a damaged folder first wins; the others find it gone or whole.
+                let _ = std::fs::rename(dir, &old);
+                match std::fs::rename(&partial, dir) {
+                    Err(error) if !there(&error) => Err(Error::file(dir, "create", error)),
+                    _ => Ok(()),
+                }
+            }
+            Ok(()) => Ok(()),
+        }
+    });
+    // Each is gone already where all went well.
+    let _ = std::fs::remove_dir_all(&partial);
+    let _ = std::fs::remove_dir_all(&old);
+    moved
+}
+
+/// Removes what killed processes left behind: unfinished folders that nobody has touched for an hour.
+fn sweep(parent: &Path) {
+    const LEFT_BEHIND: std::time::Duration = std::time::Duration::from_secs(3600);
+    let entries = std::fs::read_dir(parent).into_iter().flatten().flatten();
+    for path in entries.map(|entry| entry.path()) {
+        let unfinished = path.extension().is_some_and(|e| e == "partial" || e == "old");
+        let modified = std::fs::metadata(&path).and_then(|m| m.modified());
+        if unfinished && modified.is_ok_and(|at| at.elapsed().is_ok_and(|age| age > LEFT_BEHIND)) {
+            let _ = std::fs::remove_dir_all(&path);
         }
     }
 }
 
 fn write(folder: &Path) -> Result<(), Error> {
+    // Left behind by a killed process that had the same number.
+    let _ = std::fs::remove_dir_all(folder);
     std::fs::create_dir_all(folder).map_err(|e| Error::file(folder, "create", e))?;
     for (name, bytes) in FILES {
         let path = folder.join(name);
-        std::fs::write(&path, bytes).map_err(|e| Error::file(&path, "write", e))?;
+        let written = std::fs::File::create(&path).and_then(|mut file| {
+            file.write_all(bytes)?;
+            // The name must not become durable before the bytes.
+            file.sync_all()
+        });
+        written.map_err(|e| Error::file(&path, "write", e))?;
     }
     Ok(())
 }
@@ -137,6 +174,31 @@ mod tests {
         std::fs::write(&shard, "short").unwrap();
         folder(Some(cache.path())).unwrap();
         assert!(std::fs::metadata(&shard).unwrap().len() > 5);
+        std::fs::write(dir.join("tiktoken.model"), "AA== 0\n").unwrap();
+        folder(Some(cache.path())).unwrap();
+        assert!(whole(&dir));
         assert_eq!(std::fs::read_dir(dir.parent().unwrap()).unwrap().count(), 1);
+    }
+
+    /// As many processes at once on a fresh folder: each gets a whole model, and nobody's is taken away.
+    #[test]
+    fn several_at_once_do_not_disturb_each_other() {
+        let cache = tempfile::tempdir().unwrap();
+        let parent = cache.path().join("anabranch");
+        let dir = parent.join("demo");
+        std::thread::scope(|scope| {
+            for _ in 0..3 {
+                scope.spawn(|| {
+                    // Threads share a process number, so each writes under a name of its own.
+                    let mine = tempfile::tempdir_in(cache.path()).unwrap();
+                    write(&mine.path().join("m")).unwrap();
+                    std::fs::create_dir_all(&parent).unwrap();
+                    let _ = std::fs::rename(mine.path().join("m"), &dir);
+                    assert!(whole(&dir));
+                });
+            }
+        });
+        unpack(&parent, &dir).unwrap();
+        assert!(whole(&dir));
     }
 }

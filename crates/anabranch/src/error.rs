@@ -42,7 +42,7 @@ pub enum Error {
     /// Prompt and answer do not fit.
     #[error(
         "a prompt of {prompt} tokens and --max-tokens {max_tokens} make {}, expected at most {limit} ({limited_by}); {next}",
-        prompt + max_tokens
+        prompt.saturating_add(*max_tokens)
     )]
     TooLong {
         prompt: usize,

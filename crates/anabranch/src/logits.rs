@@ -5,13 +5,15 @@ use engine::PassRows;
 
 use crate::error::Error;
 use crate::model::{self, Needs};
-use crate::npy::NpyWriter;
+use crate::npy::{self, NpyWriter};
 use crate::output::Meter;
 use crate::settings::Logits;
 use crate::signals::Interrupt;
 
 pub fn logits(settings: &Logits, interrupt: &Interrupt) -> Result<(), Error> {
     let _working = interrupt.working();
+    // Before hours of work, not after.
+    npy::check_target(&settings.out)?;
     let checkpoint = Checkpoint::open(&model::folder(&settings.model)?)?;
     model::check_ids(&checkpoint, &settings.ids)?;
     let ids = &settings.ids;

@@ -21,6 +21,7 @@ pub struct NpyWriter {
 impl NpyWriter {
     /// Begins the array of `shape` that will be at `target`.
     pub fn create(target: &Path, shape: &[usize]) -> Result<Self, Error> {
+        let target = &check_target(target)?;
         let name = target
             .file_name()
             .ok_or_else(|| Error::Usage(format!("--out: found {target:?}, expected the name of a file")))?;
@@ -64,6 +65,18 @@ impl NpyWriter {
         self.file
             .write_all(bytes)
             .map_err(|e| Error::file(&self.partial, "write", e))
+    }
+}
+
+/// Where the file really goes: a link's target, and nothing but a regular file is replaced.
+pub fn check_target(target: &Path) -> Result<PathBuf, Error> {
+    let target = std::fs::canonicalize(target).unwrap_or_else(|_| target.to_owned());
+    match std::fs::metadata(&target) {
+        Ok(found) if !found.is_file() => Err(Error::Usage(format!(
+            "--out: {} is not a regular file, expected a new name or a file to replace",
+            target.display()
+        ))),
+        _ => Ok(target),
     }
 }
 

@@ -18,6 +18,8 @@ pub const MXFP4_GROUP: usize = 32;
 ///
 /// With it no product of two widths and an element size leaves 64 bits.
 const MAX_WIDTH: usize = 1 << 24;
+/// The longest context; K3's is 2^20. With it no size of a sequence's state leaves 64 bits.
+const MAX_POSITIONS: usize = 1 << 36;
 /// The most layers; K3 has 93.
 const MAX_LAYERS: usize = 4096;
 /// The most routed experts over all layers; K3 has 82,432. It bounds the table of their places.
@@ -139,7 +141,7 @@ impl K3Config {
             hidden_size: width("hidden_size")?,
             num_hidden_layers: text.count("num_hidden_layers", 1, MAX_LAYERS)?,
             vocab_size: width("vocab_size")?,
-            max_position_embeddings: text.count_or("max_position_embeddings", 1 << 20, 1, usize::MAX)?,
+            max_position_embeddings: text.count_or("max_position_embeddings", 1 << 20, 1, MAX_POSITIONS)?,
             intermediate_size: width("intermediate_size")?,
             rms_norm_eps: text.number("rms_norm_eps")?,
             activation_situ_beta: text.number_or("activation_situ_beta", 4.0)?,

@@ -372,6 +372,16 @@ impl Engine {
         let logits = self
             .model
             .forward(&self.cpu, &mut self.workspace, input, &mut experts, watcher)?;
+        let vocab = self.model.config().vocab_size;
+        if let Some(at) = logits
+            .chunks_exact(vocab)
+            .position(|row| row.iter().any(|l| l.is_nan()))
+        {
+            return Err(Error::NanLogits {
+                path: self.checkpoint.dir().to_path_buf(),
+                row: logits_of[at],
+            });
+        }
         for part in parts {
             part.sequence.ids.extend_from_slice(part.ids);
             part.sequence.spoilt = false;

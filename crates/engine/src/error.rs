@@ -112,6 +112,17 @@ pub enum Error {
         /// What would do.
         expected: String,
     },
+    /// The model computed something that is not a number.
+    #[error(
+        "{}: the logits of row {row} hold NaN, expected numbers; the resident weights are damaged, fetch the shards again",
+        path.display()
+    )]
+    NanLogits {
+        /// The checkpoint's folder.
+        path: PathBuf,
+        /// Row of the pass.
+        row: usize,
+    },
     /// The caller asked to stop.
     #[error("cancelled")]
     Cancelled,

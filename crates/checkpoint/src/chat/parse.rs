@@ -5,6 +5,8 @@ use crate::tokenizer::{SpecialTokens, StreamDecoder, Tokenizer};
 
 /// A tag that grows longer than this many ids is no tag.
 const MAX_TAG_IDS: usize = 256;
+/// An answer that is cut off may end inside a tag of its structure, which is no longer than this; more is text.
+const UNFINISHED_TAG_IDS: usize = 16;
 
 /// Something that the model said.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -27,7 +29,7 @@ pub enum ResponseEvent {
 /// ```
 ///
 /// Nothing is lost of one that is not. Text outside both elements belongs to the response; an element that opens inside
-/// another ends it; a tag that is unknown or never finished, and a stray `<|sep|>`, are text and stay where they are.
+/// another ends it; a tag that is unknown or goes on for long, and a stray `<|sep|>`, are text and stay where they are.
 /// Other special tokens have no text.
 #[derive(Debug, Clone)]
 pub struct ResponseParser {
@@ -84,10 +86,15 @@ impl ResponseParser {
         events
     }
 
-    /// Ends an answer that was cut off: returns what was held back.
+    /// Ends an answer that was cut off: returns what was held back. A tag that was just being written is left out.
     pub fn finish(&mut self, tokenizer: &Tokenizer) -> Vec<ResponseEvent> {
         let mut events = Vec::new();
         if !self.ended {
+            let opens_a_tag =
+                self.tag.len() <= UNFINISHED_TAG_IDS && self.tag.iter().all(|&id| id != tokenizer.control().sep);
+            if opens_a_tag {
+                self.tag.clear();
+            }
             self.give_up_tag(tokenizer, &mut events);
             self.flush(&mut events);
         }
