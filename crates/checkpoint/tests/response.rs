@@ -92,6 +92,22 @@ fn thoughts_may_come_again() {
     assert_eq!(parse(&text, Effort::Max), Answer::new("ac", "bd", true));
 }
 
+/// An answer that is cut off inside a tag of its structure ends before the tag.
+#[test]
+fn an_unfinished_tag_at_the_end_is_left_out() {
+    for rest in ["<|close|>", "<|close|>response", "<|open|>", "<|open|>respon"] {
+        let text = format!("Paris.{rest}");
+        assert_eq!(parse(&text, Effort::Off), Answer::new("", "Paris.", false), "{rest}");
+    }
+    let text = format!("Paris.{RESPONSE_END}<|close|>message");
+    assert_eq!(parse(&text, Effort::Off), Answer::new("", "Paris.", false));
+    assert_eq!(
+        parse("a<|open|><|open|>b", Effort::Off),
+        Answer::new("", "a<|open|>", false)
+    );
+    assert_eq!(parse("hm<|close|>", Effort::Low), Answer::new("hm", "", false));
+}
+
 #[test]
 fn what_is_no_tag_is_text() {
     let same = |text: &str| assert_eq!(parse(text, Effort::Off), Answer::new("", text, false));
@@ -99,11 +115,9 @@ fn what_is_no_tag_is_text() {
     same("a<|open|>b<|sep|>c");
     same("a<|open|>message role=\"user\"<|sep|>c");
     same("a<|open|>tools<|sep|><|open|>call tool=\"x\" index=\"1\"<|sep|><|close|>call<|sep|>");
-    same("a<|open|><|open|>b");
     same("a<|close|>thinker<|sep|>b");
     same("a<|open|> think<|sep|>b");
     same("a<|open|><|sep|>b");
-    same("a<|open|>");
     same(&format!("a<|open|>{}", "response ".repeat(1000)));
     let text = format!("a<|open|>respon{END}");
     assert_eq!(parse(&text, Effort::Off), Answer::new("", "a<|open|>respon", true));
