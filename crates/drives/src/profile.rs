@@ -372,13 +372,27 @@ mod tests {
         assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 1);
         assert_eq!(
             (profile.depths(), profile.chunks()[1]),
-            (vec![4, DEFAULT_DEPTH, 4], CHUNK_BYTES)
+            (vec![16, DEFAULT_DEPTH, 16], CHUNK_BYTES)
         );
         let tuning = profile.tuning();
-        assert_eq!((tuning[0].rate, tuning[0].depth), (Some(6_900_000_001), Some(4)));
+        assert_eq!((tuning[0].rate, tuning[0].depth), (Some(6_900_000_001), Some(16)));
         assert_eq!((tuning.len(), tuning[1]), (3, DriveTuning::default()));
         assert_eq!((profile.shares_with(2), profile.shares_with(1)), (vec![0], vec![]));
         assert!(profile.remember(&folder.path().join("none/drives.json")).is_err());
+    }
+
+    /// A slow drive keeps the depth that was measured, a fast one as many reads as last, up to the most in flight.
+    #[test]
+    fn reads_in_flight_last_a_while() {
+        let speed = |together| DriveSpeed {
+            alone: together,
+            together,
+            chunk_bytes: 1 << 20,
+            depth: 2,
+        };
+        assert_eq!(speed(100_000_000).patient_depth(), 2);
+        assert_eq!(speed(1_000_000_000).patient_depth(), 10);
+        assert_eq!(speed(14_000_000_000).patient_depth(), MOST_IN_FLIGHT >> 20);
     }
 
     #[test]
