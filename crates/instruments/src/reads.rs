@@ -129,7 +129,7 @@ pub fn write_chrome_trace(
         let zero = *zero.get_or_insert(record.asked_ns);
         let next = drives.len() + BARRIERS + 1;
         if !drives.contains_key(&record.drive) {
-            write!(out, ",\n")?;
+            writeln!(out, ",")?;
             name(out, next, &record.drive)?;
         }
         let (track, lanes) = drives.entry(record.drive.clone()).or_insert((next, Lanes::default()));
