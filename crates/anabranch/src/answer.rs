@@ -9,6 +9,7 @@ use serde::Serialize;
 
 use crate::error::Error;
 use crate::output::{self, Meter, Screen, grouped};
+use crate::reads::Reads;
 
 /// An answer, in the words of `--json`.
 #[derive(Debug, Serialize)]
@@ -36,6 +37,7 @@ pub struct Stats {
     pub expert_bytes_needed: u64,
     pub expert_bytes_read: u64,
     pub device_bytes: u64,
+    pub reads: Reads,
     /// The most that the process held; `None` where the system does not tell.
     pub peak_memory_bytes: Option<u64>,
 }
@@ -78,7 +80,7 @@ pub fn answer(
     screen: &mut Screen<'_>,
     cancel: &Cancel,
 ) -> Result<Answer, Error> {
-    let before = engine.stats();
+    let (before, reads_before) = (engine.stats(), Reads::so_far(engine));
     let mut shown = Ok(());
     let mut meter = Meter::new();
     let of = request.prompt.len();
@@ -109,7 +111,9 @@ pub fn answer(
         screen.show(&piece)?;
     }
     screen.end()?;
-    let after = engine.stats();
+    // What is still read, for nobody, belongs to this answer's account.
+    engine.settle();
+    let (after, reads) = (engine.stats(), Reads::so_far(engine).since(&reads_before));
     Ok(Answer {
         stats: Stats {
             prompt_tokens: request.prompt.len(),
@@ -120,6 +124,7 @@ pub fn answer(
             expert_bytes_needed: after.expert_bytes_needed - before.expert_bytes_needed,
             expert_bytes_read: after.expert_bytes_read - before.expert_bytes_read,
             device_bytes: after.device_bytes - before.device_bytes,
+            reads,
             peak_memory_bytes: engine::peak_bytes(),
         },
         prompt_ids: request.prompt,
@@ -159,11 +164,12 @@ impl Stats {
             };
             row(name, format!("{} bytes ({}{rate})", grouped(bytes), human(bytes)));
         }
+        self.reads.rows().into_iter().for_each(|(name, value)| row(name, value));
         match self.peak_memory_bytes {
             Some(bytes) => row("peak memory", format!("{} bytes ({})", grouped(bytes), human(bytes))),
             None => row("peak memory", "unknown on this system".to_owned()),
         }
-        table
+        table + &self.reads.table()
     }
 }
 
@@ -180,7 +186,9 @@ mod tests {
         let expected = serde_json::json!({
             "prompt_ids": [1, 2], "ids": [], "text": "a\u{1F600}\n", "reasoning": "", "finish_reason": "cancelled",
             "stats": {"prompt_tokens": 0, "generated_tokens": 0, "load_s": 0.5, "prefill_s": 0.0, "decode_s": 0.0,
-                "expert_bytes_needed": 0, "expert_bytes_read": 0, "device_bytes": 0, "peak_memory_bytes": null},
+                "expert_bytes_needed": 0, "expert_bytes_read": 0, "device_bytes": 0,
+                "reads": {"account": {"device": 0, "needed": 0, "wasted": 0, "reread": 0, "pending": 0},
+                    "barriers": {"count": 0, "bound_s": 0.0, "time_s": 0.0}, "drives": []}, "peak_memory_bytes": null},
         });
         assert_eq!(json, expected);
     }

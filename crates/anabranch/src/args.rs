@@ -26,6 +26,26 @@ Byte counts (--stats, --json):
   read    expert_bytes_read: expert bytes asked for
   device  device_bytes: read, widened to whole pages
 
+Reads (--stats; --json: stats.reads, times in seconds, bytes of whole pages):
+  account   device = needed + wasted + reread + pending: of experts that were
+            used; of guesses and broken-off passes; read again from another
+            drive because they were late; not decided yet
+  barriers  a barrier is what one layer of one pass waits for: count, time_s
+            from the demands to the last landings, and bound_s, the shortest
+            time in which the drives could deliver, at their rates at that time
+  drives    name, device_bytes, share, reads, failed_reads, busy_s (with a read
+            in flight), idle_s (without one while something waited that the
+            drive holds), depth (most reads in flight); since the start: rate
+            (bytes a second, by the last reads), and p50_s, p90_s, p99_s and
+            longest_s from issue to landing
+
+Events (--events): one JSON object a line for each read that has ended:
+  drive, layer, expert, extent, start, bytes   what was read, from where
+  device_bytes                                 whole pages
+  class, barrier                               demand or hint, and of which
+  asked_ns, issued_ns, landed_ns               on one clock
+  ok                                           whether all bytes arrived
+
 Exit status: 0 done, 1 error, 2 wrong usage, 130 interrupted by Ctrl-C (what
 was generated until then is shown). A closed standard output ends quietly with 0.";
 
@@ -125,7 +145,11 @@ pub struct RunArgs {
     #[arg(long)]
     pub stats: bool,
 
-    /// How the memory is divided and which kernels run
+    /// Write each read of an expert to this file, one JSON object a line
+    #[arg(long, value_name = "F.jsonl")]
+    pub events: Option<PathBuf>,
+
+    /// How the memory is divided, which kernels run, what the drives hold
     #[arg(long, short)]
     pub verbose: bool,
 
@@ -326,6 +350,7 @@ pub struct TraceArgs {
 #[derive(Subcommand)]
 pub enum TraceCommand {
     Routing(RoutingArgs),
+    Export(ExportArgs),
 }
 
 /// Count how a model routes: skew, repetition, look-ahead; and what drafts from repetition would gain.
@@ -368,6 +393,20 @@ pub struct RoutingArgs {
 
     #[command(flatten)]
     pub machine: MachineArgs,
+}
+
+/// Turn the events of `run --events` into a trace for Perfetto (https://ui.perfetto.dev).
+///
+/// It has a track of barriers and one for each drive, with a span for each read.
+#[derive(clap::Args)]
+pub struct ExportArgs {
+    /// What `run --events` wrote
+    #[arg(value_name = "F.jsonl")]
+    pub events: PathBuf,
+
+    /// The file to write [default: beside the events, ending in .trace.json]
+    #[arg(long, value_name = "F.json")]
+    pub out: Option<PathBuf>,
 }
 
 #[derive(Clone, Copy, ValueEnum)]

@@ -73,6 +73,8 @@ pub enum Error {
         "found {damaged} of {of} packs damaged, expected none; delete them and place them again, runs read other copies meanwhile"
     )]
     DamagedPacks { damaged: usize, of: usize },
+    #[error("{}: cannot read the events: {source}; give a file that run --events wrote", path.display())]
+    EventsFile { path: PathBuf, source: io::Error },
     #[error("{}: found no pack, expected files in .pack; name a drive's folder or a pack", path.display())]
     NoPack { path: PathBuf },
     /// Somebody pressed Ctrl-C, and what there is has been shown.

@@ -10,6 +10,7 @@ mod chat;
 mod demo;
 mod drives;
 mod error;
+mod events;
 mod ids;
 mod inspect;
 mod logits;
@@ -17,6 +18,7 @@ mod model;
 mod npy;
 mod output;
 mod place;
+mod reads;
 mod run;
 mod settings;
 mod signals;
@@ -39,7 +41,7 @@ const EXIT_USAGE: u8 = 2;
 
 fn main() -> ExitCode {
     let args = args::Args::parse();
-    match Settings::new(args, Surroundings::look()).and_then(|settings| obey(&settings)) {
+    match Settings::new(args, &Surroundings::look()).and_then(|settings| obey(&settings)) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => end(&error),
     }

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::time::Instant;
 
 use checkpoint::Checkpoint;
-use engine::{Engine, Options, Placement, human};
+use engine::{Engine, Measure, Options, Placement, human};
 
 use crate::demo;
 use crate::error::Error;
@@ -61,6 +61,7 @@ pub fn load(
         pass_rows: needs.pass_rows,
         all_logits: needs.all_logits,
         placement,
+        measure: machine.profiles.clone().map_or(Measure::Never, Measure::Remember),
         cancel: interrupt.cancel().clone(),
         ..usual
     };

@@ -12,6 +12,7 @@ use crate::answer::{Answer, answer};
 use crate::args::{DEFAULT_CHAT_CONTEXT, DEFAULT_MAX_TOKENS};
 use crate::chat::Chat;
 use crate::error::Error;
+use crate::events::EventLog;
 use crate::model::{self, Needs};
 use crate::output::{self, Screen};
 use crate::settings::{Conversation, Display, Input, Run, TextSource};
@@ -88,6 +89,7 @@ fn once(
         true => Screen::new(&mut no_text, &mut no_side, false),
         false => Screen::new(&mut stdout, &mut stderr, std::io::stderr().is_terminal()),
     };
+    let log = start_log(&settings.display, &engine)?;
     let mut sequence = engine.new_sequence();
     let cancel = interrupt.cancel();
     let made = answer(
@@ -100,6 +102,7 @@ fn once(
         cancel,
     );
     model::pass_notices_on(&engine);
+    log.map(EventLog::finish).transpose()?;
     let mut made = made?;
     made.stats.load_s = load_s;
     finish(&made, &settings.display)
@@ -136,6 +139,7 @@ fn chat(settings: &Run, conversation: &Conversation, interrupt: &Interrupt) -> R
     if settings.display.verbose {
         describe(&engine);
     }
+    let log = start_log(&settings.display, &engine)?;
     let mut chat = Chat {
         engine: &mut engine,
         tokenizer: &tokenizer,
@@ -147,7 +151,15 @@ fn chat(settings: &Run, conversation: &Conversation, interrupt: &Interrupt) -> R
     };
     let (mut stdout, mut stderr) = (std::io::stdout(), std::io::stderr());
     let mut screen = Screen::new(&mut stdout, &mut stderr, std::io::stderr().is_terminal());
-    chat.talk(&mut std::io::stdin().lock(), &mut screen, interrupt)
+    let talked = chat.talk(&mut std::io::stdin().lock(), &mut screen, interrupt);
+    log.map(EventLog::finish).transpose()?;
+    talked
+}
+
+/// Begins the file of `--events`, if there shall be one.
+fn start_log(display: &Display, engine: &Engine) -> Result<Option<EventLog>, Error> {
+    let path = display.events.as_ref();
+    path.map(|path| EventLog::start(path, engine)).transpose()
 }
 
 /// What precedes the first question.
@@ -228,6 +240,7 @@ fn describe(engine: &Engine) {
         engine.threads(),
         engine::NUMERICS_VERSION
     ));
+    output::say(format_args!("experts are read with {}", engine.reader()));
     for folder in engine.folders() {
         let note = match folder.note.is_empty() {
             true => String::new(),

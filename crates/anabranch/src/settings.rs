@@ -47,6 +47,8 @@ pub struct Machine {
     pub threads: Option<usize>,
     pub isa: Option<Isa>,
     pub mla_eps: f32,
+    /// Folder in which it is remembered how fast drives are.
+    pub profiles: Option<PathBuf>,
 }
 
 /// Where experts are read from.
@@ -92,6 +94,8 @@ pub struct Generation {
 pub struct Display {
     pub json: bool,
     pub stats: bool,
+    /// Where read events go.
+    pub events: Option<PathBuf>,
     pub verbose: bool,
 }
 
@@ -147,6 +151,12 @@ pub struct Synth {
 /// What is traced.
 pub enum Trace {
     Routing(Routing),
+    Export(Export),
+}
+
+pub struct Export {
+    pub events: PathBuf,
+    pub out: Option<PathBuf>,
 }
 
 /// Texts to run through a model.
@@ -186,7 +196,7 @@ impl Settings {
     /// # Errors
     ///
     /// [`Error::Usage`] for flags that make no sense together.
-    pub fn new(args: args::Args, around: Surroundings) -> Result<Self, Error> {
+    pub fn new(args: args::Args, around: &Surroundings) -> Result<Self, Error> {
         Ok(match args.command {
             args::Command::Run(args) => Settings::Run(Box::new(run(*args, around)?)),
             args::Command::Inspect(args) => Settings::Inspect(Inspect {
@@ -200,7 +210,7 @@ impl Settings {
                 all: args.all,
                 out: args.out,
                 experts: experts(args.experts),
-                machine: machine(args.machine),
+                machine: machine(args.machine, around),
             }),
             args::Command::Drives(args) => Settings::Drives(Drives {
                 paths: match args.paths.is_empty() {
@@ -222,13 +232,17 @@ impl Settings {
                 sparse: args.sparse,
             }),
             args::Command::Trace(args) => Settings::Trace(match args.command {
+                args::TraceCommand::Export(args) => Trace::Export(Export {
+                    events: args.events,
+                    out: args.out,
+                }),
                 args::TraceCommand::Routing(args) => Trace::Routing(routing(args, around)?),
             }),
         })
     }
 }
 
-fn routing(args: args::RoutingArgs, around: Surroundings) -> Result<Routing, Error> {
+fn routing(args: args::RoutingArgs, around: &Surroundings) -> Result<Routing, Error> {
     let texts = match (args.prompt.map(text_source), args.ids_file, args.questions) {
         (Some(source), _, _) if args.raw => Texts::Plain(source),
         (Some(source), _, _) => Texts::Question(source),
@@ -244,11 +258,11 @@ fn routing(args: args::RoutingArgs, around: Surroundings) -> Result<Routing, Err
         texts,
         max_tokens: args.max_tokens,
         json: args.json,
-        machine: machine(args.machine),
+        machine: machine(args.machine, around),
     })
 }
 
-fn run(args: args::RunArgs, around: Surroundings) -> Result<Run, Error> {
+fn run(args: args::RunArgs, around: &Surroundings) -> Result<Run, Error> {
     let conversation = Conversation {
         system: args.system,
         effort: args.thinking_effort.into(),
@@ -288,10 +302,11 @@ fn run(args: args::RunArgs, around: Surroundings) -> Result<Run, Error> {
         display: Display {
             json: args.json,
             stats: args.stats,
+            events: args.events,
             verbose: args.verbose,
         },
         experts: experts(args.experts),
-        machine: machine(args.machine),
+        machine: machine(args.machine, around),
         context: args.context,
     })
 }
@@ -325,20 +340,21 @@ fn sampling(args: &args::SamplingArgs) -> Sampling {
     }
 }
 
-fn model(dir: Option<PathBuf>, around: Surroundings) -> Model {
-    dir.map_or(Model::Demo(around.cache), Model::Folder)
+fn model(dir: Option<PathBuf>, around: &Surroundings) -> Model {
+    dir.map_or(Model::Demo(around.cache.clone()), Model::Folder)
 }
 
 fn experts(args: args::ExpertsArgs) -> Experts {
     args.layout.map_or(Experts::Folders(args.drives), Experts::Layout)
 }
 
-fn machine(args: args::MachineArgs) -> Machine {
+fn machine(args: args::MachineArgs, around: &Surroundings) -> Machine {
     Machine {
         memory: args.memory,
         // At most 1024, see the command line.
         threads: args.threads.map(|n| n as usize),
         isa: args.isa,
         mla_eps: args.mla_eps,
+        profiles: around.cache.as_ref().map(|cache| cache.join("anabranch")),
     }
 }

@@ -1,5 +1,6 @@
 //! `anabranch trace`: what a model does inside.
 
+mod export;
 mod routing;
 mod texts;
 
@@ -9,6 +10,7 @@ use crate::signals::Interrupt;
 
 pub fn trace(settings: &Trace, interrupt: &Interrupt) -> Result<(), Error> {
     match settings {
+        Trace::Export(export) => export::export(export),
         Trace::Routing(routing) => routing::routing(routing, interrupt),
     }
 }
