@@ -235,7 +235,7 @@ mod signals {
         assert!(ids.starts_with(&golden.generated[..golden.generated.len().min(ids.len())]));
         assert_eq!(answer["stats"]["generated_tokens"], ids.len());
         let rest: Vec<String> = lines.map(Result::unwrap).collect();
-        let expected = |line: &String| line.starts_with("note: ") || line.starts_with("experts: ");
+        let expected = |line: &String| line.starts_with("note: ") || line.starts_with("experts");
         assert!(rest.iter().all(expected), "{rest:?}");
     }
 

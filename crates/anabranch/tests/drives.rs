@@ -26,7 +26,7 @@ fn packed(golden: &Golden) -> (tempfile::TempDir, PathBuf) {
     let folder = tempfile::tempdir().unwrap();
     let mut plan = String::new();
     for layer in layers(golden) {
-        plan += &format!("{{\"drive\": \"a\", \"layer\": {layer}, \"bytes\": [0, 4096]}}\n");
+        plan += &format!("{{\"drive\": \"a\", \"layer\": {layer}, \"bytes\": [0, 2048]}}\n");
         plan += &format!("{{\"drive\": \"b\", \"layer\": {layer}}}\n");
     }
     for drive in ["a", "b"] {
