@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::sync::LazyLock;
 
 use clap::{Parser, Subcommand, ValueEnum};
-use engine::Isa;
+use engine::{Isa, KvFormat};
 
 use crate::ids::{self, Ids};
 use crate::sizes;
@@ -220,6 +220,10 @@ pub struct MachineArgs {
     #[arg(long, value_name = "NAME", value_parser = isa, hide_short_help = true)]
     pub isa: Option<Isa>,
 
+    /// How the context's latents are kept: bf16 takes half the memory of f32 and gives other bits
+    #[arg(long, value_name = "FORMAT", default_value_t = KvFormat::F32, value_parser = kv)]
+    pub kv: KvFormat,
+
     /// Epsilon of the two norms inside MLA, which the release leaves to the code
     #[arg(long, value_name = "F", default_value_t = engine::DEFAULT_MLA_EPS, value_parser = epsilon,
           allow_negative_numbers = true, hide_short_help = true)]
@@ -242,6 +246,10 @@ pub struct InspectArgs {
     /// Divide this memory [default: what is available, less the larger of 2 GiB and 10 %]
     #[arg(long, value_name = "SIZE", value_parser = sizes::parse)]
     pub memory: Option<u64>,
+
+    /// Count the context's latents in this format: f32 or bf16
+    #[arg(long, value_name = "FORMAT", default_value_t = KvFormat::F32, value_parser = kv)]
+    pub kv: KvFormat,
 }
 
 /// Write the logits after a prompt to a .npy file.
@@ -450,6 +458,11 @@ fn stop_text(text: &str) -> Result<String, String> {
         "" => Err("found no text, expected at least one character".to_owned()),
         _ => Ok(text.to_owned()),
     }
+}
+
+fn kv(text: &str) -> Result<KvFormat, String> {
+    let found = KvFormat::ALL.into_iter().find(|format| format.name() == text);
+    found.ok_or_else(|| format!("found {text}, expected f32 or bf16"))
 }
 
 fn isa(text: &str) -> Result<Isa, String> {

@@ -3,7 +3,7 @@
 use std::fmt::Write;
 
 use checkpoint::{Class, K3Config, Schema, Sizes, Survey, survey};
-use engine::{MemoryPlan, Wishes, human};
+use engine::{KvFormat, MemoryPlan, Wishes, human};
 use serde_json::{Value, json};
 
 use crate::error::Error;
@@ -33,7 +33,7 @@ pub fn inspect(settings: &Inspect, interrupt: &Interrupt) -> Result<(), Error> {
         } else {
             6
         };
-        Needs::new(config, sizes, extents, memory)
+        Needs::new(config, sizes, extents, memory, settings.kv)
     });
     let text = match settings.json {
         true => format!("{:#}\n", as_json(&survey, needs.as_ref())),
@@ -68,7 +68,7 @@ struct Needs<'a> {
 }
 
 impl<'a> Needs<'a> {
-    fn new(config: &'a K3Config, sizes: Sizes, extents: u64, memory: u64) -> Self {
+    fn new(config: &'a K3Config, sizes: Sizes, extents: u64, memory: u64, kv: KvFormat) -> Self {
         let schema = Schema::new(config);
         let slot_bytes = engine::most_slot_bytes(sizes.one_expert, extents);
         let wishes = |budget| Wishes {
@@ -79,6 +79,7 @@ impl<'a> Needs<'a> {
             all_logits: false,
             slots: None,
             threads: std::thread::available_parallelism().map_or(1, usize::from),
+            kv,
         };
         let divide = |budget| MemoryPlan::new(config, &schema, slot_bytes, &wishes(budget));
         let least = MemoryPlan::least(config, &schema, slot_bytes, &wishes(0));
@@ -93,11 +94,11 @@ impl<'a> Needs<'a> {
     }
 
     fn fixed_state(&self) -> u64 {
-        engine::state_bytes(self.config, 0)
+        engine::state_bytes(self.config, 0, self.least.kv)
     }
 
     fn state_of_a_token(&self) -> u64 {
-        (engine::state_bytes(self.config, TABLE_POSITIONS) - self.fixed_state()) / TABLE_POSITIONS as u64
+        (engine::state_bytes(self.config, TABLE_POSITIONS, self.least.kv) - self.fixed_state()) / TABLE_POSITIONS as u64
     }
 
     /// Available memory at which the least fits and the reserve stays free.
@@ -198,9 +199,10 @@ fn memory(text: &mut String, needs: &Needs<'_>) -> std::fmt::Result {
     )?;
     writeln!(
         text,
-        "  a sequence's state: {} bytes, and {} bytes a token",
+        "  a sequence's state: {} bytes, and {} bytes a token (latents in {})",
         grouped(needs.fixed_state()),
         grouped(needs.state_of_a_token()),
+        needs.least.kv,
     )?;
     let machine = match needs.machine() {
         Some(gib) => format!("a machine with {gib} GiB"),
@@ -308,6 +310,7 @@ fn memory_json(needs: &Needs<'_>) -> Value {
     };
     json!({
         "positions": needs.least.positions,
+        "kv": needs.least.kv.name(),
         "least": plan(&needs.least),
         "comfortable": plan(&needs.comfortable),
         "given_bytes": needs.memory,

@@ -57,6 +57,7 @@ pub fn load(
         threads: machine.threads.unwrap_or(usual.threads),
         isa: machine.isa.unwrap_or(usual.isa),
         mla_eps: machine.mla_eps,
+        kv: machine.kv,
         positions: needs.positions,
         pass_rows: needs.pass_rows,
         all_logits: needs.all_logits,

@@ -4,7 +4,7 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 
 use checkpoint::chat::Effort;
-use engine::{Isa, Sampling};
+use engine::{Isa, KvFormat, Sampling};
 
 use crate::args::{self, EffortName};
 use crate::error::Error;
@@ -47,6 +47,8 @@ pub struct Machine {
     pub threads: Option<usize>,
     pub isa: Option<Isa>,
     pub mla_eps: f32,
+    /// How latents are kept.
+    pub kv: KvFormat,
     /// Folder in which it is remembered how fast drives are.
     pub profiles: Option<PathBuf>,
 }
@@ -115,6 +117,8 @@ pub struct Inspect {
     pub json: bool,
     /// Bytes.
     pub memory: Option<u64>,
+    /// How latents are kept.
+    pub kv: KvFormat,
 }
 
 pub struct Logits {
@@ -203,6 +207,7 @@ impl Settings {
                 model: model(args.dir, around),
                 json: args.json,
                 memory: args.memory,
+                kv: args.kv,
             }),
             args::Command::Logits(args) => Settings::Logits(Logits {
                 model: model(args.model, around),
@@ -355,6 +360,7 @@ fn machine(args: args::MachineArgs, around: &Surroundings) -> Machine {
         threads: args.threads.map(|n| n as usize),
         isa: args.isa,
         mla_eps: args.mla_eps,
+        kv: args.kv,
         profiles: around.cache.as_ref().map(|cache| cache.join("anabranch")),
     }
 }

@@ -130,6 +130,12 @@ fn a_full_size_k3_is_inspected_in_little_time_and_memory() {
     assert_eq!(json["model"]["trunk_bytes"], 113_509_540_864u64);
     assert_eq!(json["memory"]["machine_gib"], 128);
     assert_eq!(json["memory"]["state_bytes_per_token"], 55_296);
+    let half: Value = serde_json::from_slice(&run(["inspect", out, "--json", "--kv", "bf16"]).stdout).unwrap();
+    assert_eq!(half["memory"]["state_bytes_per_token"], 27_648);
+    assert_eq!(
+        (&half["memory"]["kv"], &json["memory"]["kv"]),
+        (&"bf16".into(), &"f32".into())
+    );
     let text = stdout(&run(["inspect", out]));
     assert!(text.contains("the trunk is 113.5 GB in bf16"), "{text}");
     assert!(text.contains("a machine with 128 GiB could run it"), "{text}");

@@ -10,7 +10,7 @@ use crate::probe::{Probe, Watcher};
 use crate::resident::{Embedding, Resident};
 use checkpoint::{Checkpoint, Class, K3Config};
 use drives::{Arena, MonotonicClock, Notice, Notices, Profile, StreamOptions, Streamer};
-use kernels::{Cpu, Isa, Rows};
+use kernels::{Cpu, Isa, KvFormat, Rows};
 use models::kimi_k3::{DEFAULT_MLA_EPS, Input, KimiK3, Segment, State, Workspace};
 use std::sync::Arc;
 use std::time::Instant;
@@ -43,6 +43,8 @@ pub struct Options {
     pub check: bool,
     /// Epsilon of the two norms inside MLA.
     pub mla_eps: f32,
+    /// How latents are stored. bf16 halves what a token of context costs and gives other bits.
+    pub kv: KvFormat,
     /// Ends the loading early, with [`Error::Cancelled`].
     pub cancel: Cancel,
 }
@@ -62,6 +64,7 @@ impl Default for Options {
             measure: Measure::Never,
             check: true,
             mla_eps: DEFAULT_MLA_EPS,
+            kv: KvFormat::F32,
             cancel: Cancel::default(),
         }
     }
@@ -156,6 +159,7 @@ impl Engine {
             all_logits: options.all_logits,
             slots: options.slots,
             threads: options.threads,
+            kv: options.kv,
         };
         let plan = MemoryPlan::new(config, checkpoint.schema(), layout.slot_bytes() as u64, &wishes)?;
         let cpu = Cpu::new(options.isa, options.threads)?;
@@ -268,7 +272,7 @@ impl Engine {
     /// A sequence before its first token.
     pub fn new_sequence(&self) -> Sequence {
         Sequence {
-            state: self.model.new_state(&self.cpu),
+            state: self.model.new_state(&self.cpu, self.plan.kv),
             ids: vec![],
             spoilt: false,
         }

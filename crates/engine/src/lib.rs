@@ -40,7 +40,7 @@ mod transcript;
 pub use engine::{Engine, Options, PassRows, Sequence, Stats};
 pub use error::Error;
 pub use generate::{Cancel, Finish, Generated, Progress, Request};
-pub use kernels::{Isa, NUMERICS_VERSION, Routes};
+pub use kernels::{Isa, KvFormat, NUMERICS_VERSION, Routes};
 pub use measure::{MEASURE_LEAST_BYTES, Measure};
 pub use memory::{
     MAX_PASS_ROWS, MemoryPlan, RESERVE_BYTES, RESERVE_SHARE, Wishes, available_for_budget, default_budget, human,

@@ -3,6 +3,7 @@
 use crate::error::Error;
 use checkpoint::{Class, K3Config, Schema};
 use drives::PAGE_BYTES;
+use kernels::KvFormat;
 use models::kimi_k3::{LOGIT_ROWS, Workspace, state_bytes};
 use std::fmt;
 use sysinfo::{ProcessRefreshKind, ProcessesToUpdate};
@@ -39,6 +40,8 @@ pub struct Wishes {
     pub slots: Option<usize>,
     /// Compute threads.
     pub threads: usize,
+    /// How latents are stored.
+    pub kv: KvFormat,
 }
 
 /// How the memory is divided. All sizes in bytes.
@@ -58,6 +61,8 @@ pub struct MemoryPlan {
     pub slots: u64,
     /// Positions that a sequence's state has room for.
     pub positions: usize,
+    /// How latents are stored.
+    pub kv: KvFormat,
     /// Sequences that the state has room for.
     pub sequences: usize,
     /// Rows of the largest pass.
@@ -89,7 +94,7 @@ impl MemoryPlan {
                 budget: wishes.budget,
                 needed: least.total(),
                 table: least.parts().map(|(name, bytes)| format!("{name} {bytes}")).join(", "),
-                hint: match wishes.positions > 1 && state_bytes(c, wishes.positions) > state_bytes(c, 1) {
+                hint: match state_bytes(c, wishes.positions, wishes.kv) > state_bytes(c, 1, wishes.kv) {
                     true => format!(" or shorten the context of {} tokens", wishes.positions),
                     false => String::new(),
                 },
@@ -112,11 +117,12 @@ impl MemoryPlan {
             budget: wishes.budget,
             program: PROGRAM_BYTES + tables,
             trunk: trunk_bytes(schema),
-            state: wishes.sequences.max(1) as u64 * state_bytes(c, wishes.positions),
+            state: wishes.sequences.max(1) as u64 * state_bytes(c, wishes.positions, wishes.kv),
             sequences: wishes.sequences.max(1),
             pass: pass_bytes(c, 1, wishes),
             slots: slots as u64 * slot_bytes,
             positions: wishes.positions,
+            kv: wishes.kv,
             pass_rows: 1,
             slot_count: slots,
         }
@@ -144,7 +150,10 @@ impl fmt::Display for MemoryPlan {
         let note = |name| match name {
             "program" => "code and tables".to_owned(),
             "trunk" => "resident weights".to_owned(),
-            "state" => format!("{} sequence(s) of up to {} tokens", self.sequences, self.positions),
+            "state" => format!(
+                "{} sequence(s) of up to {} tokens, latents in {}",
+                self.sequences, self.positions, self.kv
+            ),
             "pass" => format!("activations and expert results of up to {} rows", self.pass_rows),
             _ => format!("{} experts in flight", self.slot_count),
         };

@@ -4,7 +4,9 @@
 //! `cargo run --release -p kernels --example bench_kernels [-- OUT.json]` or `make bench-kernels`. A second argument keeps
 //! only cases whose "name rows isa threads" contain it; `-` as the first writes no file.
 
-use kernels::{Backend, Cpu, Elements, ExpertMatrices, Isa, Matrix, MlaShape, SituCaps, Span, Taker, WeightFormat};
+use kernels::{
+    Backend, Cpu, Elements, ExpertMatrices, Isa, KvFormat, Matrix, MlaShape, SituCaps, Span, Taker, WeightFormat,
+};
 use std::hint::black_box;
 use std::io::Write;
 use std::sync::Arc;
@@ -254,7 +256,7 @@ fn kda_case(noise: &mut Noise, cpu: &Cpu) -> Case {
     }
 }
 
-fn attention_case(positions: usize, noise: &mut Noise, cpu: &Cpu) -> Case {
+fn attention_case(positions: usize, format: KvFormat, noise: &mut Noise, cpu: &Cpu) -> Case {
     let shape = MlaShape {
         heads: 96,
         nope: 128,
@@ -263,7 +265,7 @@ fn attention_case(positions: usize, noise: &mut Noise, cpu: &Cpu) -> Case {
         latent: 512,
     };
     let width = shape.latent + shape.shared;
-    let mut cache = cpu.latents(width);
+    let mut cache = cpu.latents(width, format);
     let norm = cpu.vector(vec![1.0; shape.latent]);
     let mut kv = cpu.act(64, width);
     for _ in 0..positions / 64 {
@@ -274,9 +276,12 @@ fn attention_case(positions: usize, noise: &mut Noise, cpu: &Cpu) -> Case {
     cpu.upload_bf16(&noise.bf16(shape.heads * width), &mut q);
     let mut y = cpu.act(1, shape.heads * shape.latent);
     Case {
-        name: "mla attention",
+        name: match format {
+            KvFormat::F32 => "mla attention",
+            KvFormat::Bf16 => "mla attention, bf16 latents",
+        },
         rows: 1,
-        bytes: (positions * width * 4) as f64,
+        bytes: (positions * width * format.bytes()) as f64,
         flops: (2 * shape.heads * positions * (width + shape.latent)) as f64,
         run: Box::new(move |cpu| cpu.attend(&q, shape, 0.01, &[Span { first: 0, rows: 1 }], &[&cache], &mut y)),
     }
@@ -301,8 +306,10 @@ fn main() {
             }
             let c = Cpu::new(isa, 1).unwrap();
             kinds.push(Box::new(move |n| kda_case(n, &c)));
-            let c = Cpu::new(isa, 1).unwrap();
-            kinds.push(Box::new(move |n| attention_case(8192, n, &c)));
+            for format in KvFormat::ALL {
+                let c = Cpu::new(isa, 1).unwrap();
+                kinds.push(Box::new(move |n| attention_case(8192, format, n, &c)));
+            }
             for kind in &mut kinds {
                 let mut case = kind(&mut noise);
                 if !format!("{} {} {isa} {threads}", case.name, case.rows).contains(&only) {

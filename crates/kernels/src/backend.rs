@@ -1,4 +1,5 @@
 use crate::format::{Matrix, ShapeError};
+use crate::mla::KvFormat;
 use std::sync::Arc;
 
 /// Weight bytes that stay where they were loaded.
@@ -135,8 +136,8 @@ pub trait Backend {
     fn vector(&self, data: Vec<f32>) -> Self::Vector;
     /// Zero state for `heads` heads of `dim` numbers and convolutions over `taps` inputs.
     fn kda(&self, heads: usize, dim: usize, taps: usize) -> Self::Kda;
-    /// An empty cache of rows of `width` numbers.
-    fn latents(&self, width: usize) -> Self::Latents;
+    /// An empty cache of rows of `width` numbers, stored as `format`.
+    fn latents(&self, width: usize, format: KvFormat) -> Self::Latents;
     /// Positions held by a cache.
     fn positions(&self, latents: &Self::Latents) -> usize;
 
@@ -195,7 +196,8 @@ pub trait Backend {
     /// `y = x / rms(x) * w * sigmoid(gate)`, each head of `w`'s width by itself.
     fn head_norm_gate(&self, x: &Self::Act, w: &Self::Vector, eps: f32, gate: &Self::Act, y: &mut Self::Act);
 
-    /// Adds a position for each row: `[rms_norm(kv[..latent]) * w, kv[latent..]]`. One cache a span.
+    /// Adds a position for each row: `[rms_norm(kv[..latent]) * w, kv[latent..]]`, rounded to the cache's format. One
+    /// cache a span.
     fn append_latents(
         &self,
         kv: &Self::Act,

@@ -35,6 +35,17 @@ pub fn bf16_to_f32(bits: u16) -> f32 {
     f32::from_bits((bits as u32) << 16)
 }
 
+/// The bf16 number nearest to `x`, ties to even: what lies beyond bf16 becomes infinite, NaN stays NaN.
+#[inline(always)]
+pub fn f32_to_bf16(x: f32) -> u16 {
+    let bits = x.to_bits();
+    match x.is_nan() {
+        // Quiet, so that dropping the lower half cannot leave an infinity.
+        true => (bits >> 16) as u16 | 0x40,
+        false => ((bits + 0x7fff + (bits >> 16 & 1)) >> 16) as u16,
+    }
+}
+
 /// How the elements of a weight matrix are stored. All are row-major as published; bytes need no alignment.
 #[derive(Clone, Copy, Debug)]
 pub enum Elements<'a> {
@@ -159,6 +170,31 @@ impl fmt::Display for Matrix<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn bf16_is_the_nearest_ties_to_even() {
+        for (x, bits) in [
+            (0.0, 0),
+            (-0.0, 0x8000),
+            (1.0, 0x3f80),
+            (f32::INFINITY, 0x7f80),
+            (f32::MAX, 0x7f80),
+            (f32::MIN, 0xff80),
+            (f32::from_bits(0x7f7f_7fff), 0x7f7f),
+            (f32::from_bits(0x3f80_8000), 0x3f80), // a tie, to even
+            (f32::from_bits(0x3f81_8000), 0x3f82),
+            (f32::from_bits(0x3f80_8001), 0x3f81),
+            (f32::from_bits(0x0000_8001), 0x0001), // subnormal
+            (f32::from_bits(0x0000_8000), 0x0000),
+        ] {
+            assert_eq!(f32_to_bf16(x), bits, "{x:e}");
+        }
+        assert!(bf16_to_f32(f32_to_bf16(f32::from_bits(0x7f80_0001))).is_nan());
+        assert!(bf16_to_f32(f32_to_bf16(f32::from_bits(0xffff_ffff))).is_nan());
+        for bits in (0..=u16::MAX).filter(|bits| !bf16_to_f32(*bits).is_nan()) {
+            assert_eq!(f32_to_bf16(bf16_to_f32(bits)), bits);
+        }
+    }
 
     #[test]
     fn mxfp4_worked_example() {

@@ -1,5 +1,6 @@
 //! Sixteen f32 lanes in whatever registers there are, for loops that the compiler does not keep in registers by itself.
 
+use crate::format::bf16_to_f32;
 use crate::matmul::LANES;
 
 /// Sixteen lanes. Every operation is IEEE arithmetic on each lane by itself, so all forms give the same bits.
@@ -11,6 +12,8 @@ pub(crate) trait Lanes: Copy {
     unsafe fn splat(x: f32) -> Self;
     /// Sixteen numbers from anywhere.
     unsafe fn load(from: &[f32; LANES]) -> Self;
+    /// Sixteen bf16 numbers from anywhere, exactly.
+    unsafe fn load_bf16(from: &[u16; LANES]) -> Self;
     /// `self * b + c`, rounded once.
     unsafe fn mul_add(self, b: Self, c: Self) -> Self;
     /// `self * b`.
@@ -27,6 +30,10 @@ impl Lanes for [f32; LANES] {
     #[inline(always)]
     unsafe fn load(from: &[f32; LANES]) -> Self {
         *from
+    }
+    #[inline(always)]
+    unsafe fn load_bf16(from: &[u16; LANES]) -> Self {
+        from.map(bf16_to_f32)
     }
     #[inline(always)]
     unsafe fn mul_add(self, b: Self, c: Self) -> Self {
@@ -64,6 +71,17 @@ pub(crate) mod x86 {
             unsafe { Self(_mm256_loadu_ps(from.as_ptr()), _mm256_loadu_ps(from.as_ptr().add(8))) }
         }
         #[inline(always)]
+        unsafe fn load_bf16(from: &[u16; LANES]) -> Self {
+            // SAFETY: as said above.
+            unsafe {
+                let half = |at| {
+                    let bits = _mm256_cvtepu16_epi32(_mm_loadu_si128(from.as_ptr().add(at).cast()));
+                    _mm256_castsi256_ps(_mm256_slli_epi32::<16>(bits))
+                };
+                Self(half(0), half(8))
+            }
+        }
+        #[inline(always)]
         unsafe fn mul_add(self, b: Self, c: Self) -> Self {
             // SAFETY: as said above.
             unsafe { Self(_mm256_fmadd_ps(self.0, b.0, c.0), _mm256_fmadd_ps(self.1, b.1, c.1)) }
@@ -99,6 +117,14 @@ pub(crate) mod x86 {
         unsafe fn load(from: &[f32; LANES]) -> Self {
             // SAFETY: as said above.
             unsafe { Self(_mm512_loadu_ps(from.as_ptr())) }
+        }
+        #[inline(always)]
+        unsafe fn load_bf16(from: &[u16; LANES]) -> Self {
+            // SAFETY: as said above.
+            unsafe {
+                let bits = _mm512_cvtepu16_epi32(_mm256_loadu_si256(from.as_ptr().cast()));
+                Self(_mm512_castsi512_ps(_mm512_slli_epi32::<16>(bits)))
+            }
         }
         #[inline(always)]
         unsafe fn mul_add(self, b: Self, c: Self) -> Self {

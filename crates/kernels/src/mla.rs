@@ -1,6 +1,6 @@
 //! Multi-head latent attention in the absorbed form: scores and values are taken straight from the cached latents.
 
-use crate::format::bf16_to_f32;
+use crate::format::{bf16_to_f32, f32_to_bf16};
 use crate::functions::exp;
 use crate::isa::{Isa, multiversion};
 use crate::lanes::{self, Lanes};
@@ -10,23 +10,75 @@ use crate::matmul::{LANES, tree};
 /// positions arrived.
 pub const ATTENTION_BLOCK: usize = 128;
 
+/// How the numbers of a latent cache are stored.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum KvFormat {
+    /// f32, as computed.
+    #[default]
+    F32,
+    /// bf16, rounded to nearest even when a position is added: half the memory, other bits.
+    Bf16,
+}
+
+impl KvFormat {
+    /// All formats.
+    pub const ALL: [Self; 2] = [Self::F32, Self::Bf16];
+
+    /// Bytes of a number.
+    pub fn bytes(self) -> usize {
+        match self {
+            KvFormat::F32 => 4,
+            KvFormat::Bf16 => 2,
+        }
+    }
+
+    /// The name on command lines and in results.
+    pub fn name(self) -> &'static str {
+        match self {
+            KvFormat::F32 => "f32",
+            KvFormat::Bf16 => "bf16",
+        }
+    }
+}
+
+impl std::fmt::Display for KvFormat {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
 /// The latents of one sequence and layer: a row of `width` numbers (normalised latent, then the shared key part) for each
-/// position, in pages of [`ATTENTION_BLOCK`] positions. Growing never moves what is there.
+/// position, in pages of [`ATTENTION_BLOCK`] positions. A page is taken when its first position comes, and growing never
+/// moves what is there.
 #[derive(Clone, Debug)]
 pub struct Latents {
     width: usize,
     len: usize,
-    pages: Vec<Box<[f32]>>,
+    pages: Pages,
+}
+
+/// Pages `[ATTENTION_BLOCK, width]`, row-major.
+#[derive(Clone, Debug)]
+enum Pages {
+    F32(Vec<Box<[f32]>>),
+    Bf16 {
+        pages: Vec<Box<[u16]>>,
+        /// The newest row before rounding, `[width]`.
+        row: Vec<f32>,
+    },
 }
 
 impl Latents {
     /// An empty cache of rows of `width` numbers.
-    pub fn new(width: usize) -> Self {
-        Self {
-            width,
-            len: 0,
-            pages: vec![],
-        }
+    pub fn new(width: usize, format: KvFormat) -> Self {
+        let pages = match format {
+            KvFormat::F32 => Pages::F32(vec![]),
+            KvFormat::Bf16 => Pages::Bf16 {
+                pages: vec![],
+                row: vec![0.0; width],
+            },
+        };
+        Self { width, len: 0, pages }
     }
 
     /// Positions held.
@@ -40,29 +92,84 @@ impl Latents {
     }
 
     /// Bytes taken by the pages of `positions` positions.
-    pub fn bytes(width: usize, positions: usize) -> u64 {
-        (positions.div_ceil(ATTENTION_BLOCK) * ATTENTION_BLOCK * width * 4) as u64
+    pub fn bytes(width: usize, positions: usize, format: KvFormat) -> u64 {
+        (positions.div_ceil(ATTENTION_BLOCK) * ATTENTION_BLOCK * width * format.bytes()) as u64
     }
 
-    /// Adds one position and returns its row to be filled.
-    pub(crate) fn push(&mut self) -> &mut [f32] {
-        let (page, at) = (self.len / ATTENTION_BLOCK, self.len % ATTENTION_BLOCK);
-        if page == self.pages.len() {
-            self.pages
-                .push(vec![0.0; ATTENTION_BLOCK * self.width].into_boxed_slice());
-        }
+    /// Adds one position, whose row `fill` sets.
+    pub(crate) fn push(&mut self, fill: impl FnOnce(&mut [f32])) {
+        let (width, at) = (self.width, self.len);
         self.len += 1;
-        &mut self.pages[page][at * self.width..][..self.width]
+        match &mut self.pages {
+            Pages::F32(pages) => fill(new_row(pages, width, at)),
+            Pages::Bf16 { pages, row } => {
+                fill(row);
+                let stored = new_row(pages, width, at);
+                stored.iter_mut().zip(row).for_each(|(s, x)| *s = f32_to_bf16(*x));
+            }
+        }
     }
 
     /// The pages with the first `positions` positions, each a row-major `[positions of the page, width]` slice.
-    pub(crate) fn blocks(&self, positions: usize) -> impl Iterator<Item = &[f32]> {
+    pub(crate) fn blocks(&self, positions: usize) -> impl Iterator<Item = Block<'_>> {
         assert!(positions <= self.len, "{positions} positions of {}", self.len);
-        self.pages
-            .iter()
-            .enumerate()
-            .take(positions.div_ceil(ATTENTION_BLOCK))
-            .map(move |(i, page)| &page[..(positions - i * ATTENTION_BLOCK).min(ATTENTION_BLOCK) * self.width])
+        (0..positions.div_ceil(ATTENTION_BLOCK)).map(move |i| {
+            let len = (positions - i * ATTENTION_BLOCK).min(ATTENTION_BLOCK) * self.width;
+            match &self.pages {
+                Pages::F32(pages) => Block::F32(&pages[i][..len]),
+                Pages::Bf16 { pages, .. } => Block::Bf16(&pages[i][..len]),
+            }
+        })
+    }
+}
+
+/// The row of position `at`, on a new page where it is the first of one.
+fn new_row<E: Element>(pages: &mut Vec<Box<[E]>>, width: usize, at: usize) -> &mut [E] {
+    if at / ATTENTION_BLOCK == pages.len() {
+        pages.push(vec![E::default(); ATTENTION_BLOCK * width].into_boxed_slice());
+    }
+    &mut pages[at / ATTENTION_BLOCK][at % ATTENTION_BLOCK * width..][..width]
+}
+
+/// A page's rows, or the first of them.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Block<'a> {
+    F32(&'a [f32]),
+    Bf16(&'a [u16]),
+}
+
+/// A stored number of a latent cache. Each is exact in f32, so what follows a load is the same for all.
+trait Element: Copy + Default {
+    /// Sixteen numbers.
+    ///
+    /// # Safety
+    /// The processor runs `V`.
+    unsafe fn load<V: Lanes>(from: &[Self; LANES]) -> V;
+    /// One number.
+    fn number(self) -> f32;
+}
+
+impl Element for f32 {
+    #[inline(always)]
+    unsafe fn load<V: Lanes>(from: &[Self; LANES]) -> V {
+        // SAFETY: the caller's promise.
+        unsafe { V::load(from) }
+    }
+    #[inline(always)]
+    fn number(self) -> f32 {
+        self
+    }
+}
+
+impl Element for u16 {
+    #[inline(always)]
+    unsafe fn load<V: Lanes>(from: &[Self; LANES]) -> V {
+        // SAFETY: the caller's promise.
+        unsafe { V::load_bf16(from) }
+    }
+    #[inline(always)]
+    fn number(self) -> f32 {
+        bf16_to_f32(self)
     }
 }
 
@@ -96,21 +203,54 @@ pub(crate) unsafe fn attend_block(
     softmax: &mut [Softmax],
     queries: &[f32],
     width: usize,
-    block: &[f32],
+    block: Block<'_>,
+    scale: f32,
+    out: &mut [f32],
+) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        match block {
+            Block::F32(rows) => attend_rows(isa, softmax, queries, width, rows, scale, out),
+            Block::Bf16(rows) => attend_rows(isa, softmax, queries, width, rows, scale, out),
+        }
+    }
+}
+
+/// [`attend_block`] over rows of one format.
+unsafe fn attend_rows<E: Element>(
+    isa: Isa,
+    softmax: &mut [Softmax],
+    queries: &[f32],
+    width: usize,
+    block: &[E],
     scale: f32,
     out: &mut [f32],
 ) {
     #[cfg(target_arch = "x86_64")]
     #[target_feature(enable = "avx2,fma")]
-    fn avx2(softmax: &mut [Softmax], queries: &[f32], width: usize, block: &[f32], scale: f32, out: &mut [f32]) {
+    fn avx2<E: Element>(
+        softmax: &mut [Softmax],
+        queries: &[f32],
+        width: usize,
+        block: &[E],
+        scale: f32,
+        out: &mut [f32],
+    ) {
         // SAFETY: this function has the features of its form.
-        unsafe { groups::<lanes::x86::Avx2>(softmax, queries, width, block, scale, out) }
+        unsafe { groups::<lanes::x86::Avx2, E>(softmax, queries, width, block, scale, out) }
     }
     #[cfg(target_arch = "x86_64")]
     #[target_feature(enable = "avx2,fma,avx512f,avx512bw,avx512dq,avx512vl")]
-    fn avx512(softmax: &mut [Softmax], queries: &[f32], width: usize, block: &[f32], scale: f32, out: &mut [f32]) {
+    fn avx512<E: Element>(
+        softmax: &mut [Softmax],
+        queries: &[f32],
+        width: usize,
+        block: &[E],
+        scale: f32,
+        out: &mut [f32],
+    ) {
         // SAFETY: this function has the features of its form.
-        unsafe { groups::<lanes::x86::Avx512>(softmax, queries, width, block, scale, out) }
+        unsafe { groups::<lanes::x86::Avx512, E>(softmax, queries, width, block, scale, out) }
     }
     // SAFETY: the caller promises that the processor runs `isa`.
     unsafe {
@@ -119,7 +259,7 @@ pub(crate) unsafe fn attend_block(
             Isa::Avx2 => avx2(softmax, queries, width, block, scale, out),
             #[cfg(target_arch = "x86_64")]
             Isa::Avx512 => avx512(softmax, queries, width, block, scale, out),
-            _ => groups::<[f32; LANES]>(softmax, queries, width, block, scale, out),
+            _ => groups::<[f32; LANES], E>(softmax, queries, width, block, scale, out),
         }
     }
 }
@@ -134,11 +274,11 @@ const CHUNKS: usize = 4;
 /// # Safety
 /// The processor runs `V`; so for all functions below.
 #[inline(always)]
-unsafe fn groups<V: Lanes>(
+unsafe fn groups<V: Lanes, E: Element>(
     softmax: &mut [Softmax],
     queries: &[f32],
     width: usize,
-    block: &[f32],
+    block: &[E],
     scale: f32,
     out: &mut [f32],
 ) {
@@ -148,7 +288,7 @@ unsafe fn groups<V: Lanes>(
     let mut out = out.chunks_exact_mut(HEADS * value);
     for ((softmax, query), out) in (&mut heads).zip(&mut queries).zip(&mut out) {
         // SAFETY: the caller's promise.
-        unsafe { heads_block::<V, HEADS>(softmax, query, width, block, scale, out) }
+        unsafe { heads_block::<V, E, HEADS>(softmax, query, width, block, scale, out) }
     }
     let rest = queries
         .remainder()
@@ -156,16 +296,16 @@ unsafe fn groups<V: Lanes>(
         .zip(out.into_remainder().chunks_exact_mut(value));
     for (softmax, (query, out)) in heads.into_remainder().chunks_exact_mut(1).zip(rest) {
         // SAFETY: the caller's promise.
-        unsafe { heads_block::<V, 1>(softmax, query, width, block, scale, out) }
+        unsafe { heads_block::<V, E, 1>(softmax, query, width, block, scale, out) }
     }
 }
 
 #[inline(always)]
-unsafe fn heads_block<V: Lanes, const G: usize>(
+unsafe fn heads_block<V: Lanes, E: Element, const G: usize>(
     softmax: &mut [Softmax],
     queries: &[f32],
     width: usize,
-    block: &[f32],
+    block: &[E],
     scale: f32,
     out: &mut [f32],
 ) {
@@ -175,11 +315,11 @@ unsafe fn heads_block<V: Lanes, const G: usize>(
     // SAFETY: the caller's promise.
     unsafe {
         while p + POSITIONS <= positions {
-            score_tile::<V, G, POSITIONS>(queries, width, &block[p * width..], p, &mut scores);
+            score_tile::<V, E, G, POSITIONS>(queries, width, &block[p * width..], p, &mut scores);
             p += POSITIONS;
         }
         while p < positions {
-            score_tile::<V, G, 1>(queries, width, &block[p * width..], p, &mut scores);
+            score_tile::<V, E, G, 1>(queries, width, &block[p * width..], p, &mut scores);
             p += 1;
         }
     }
@@ -206,11 +346,11 @@ unsafe fn heads_block<V: Lanes, const G: usize>(
     // SAFETY: the caller's promise.
     unsafe {
         while first + CHUNKS * LANES <= value {
-            value_tile::<V, G, CHUNKS>(&scores, positions, width, block, first, value, &keep, out);
+            value_tile::<V, E, G, CHUNKS>(&scores, positions, width, block, first, value, &keep, out);
             first += CHUNKS * LANES;
         }
         while first + LANES <= value {
-            value_tile::<V, G, 1>(&scores, positions, width, block, first, value, &keep, out);
+            value_tile::<V, E, G, 1>(&scores, positions, width, block, first, value, &keep, out);
             first += LANES;
         }
     }
@@ -218,7 +358,7 @@ unsafe fn heads_block<V: Lanes, const G: usize>(
         for g in 0..G {
             let mut acc = out[g * value + i] * keep[g];
             for (p, row) in block.chunks_exact(width).enumerate() {
-                acc = scores[g][p].mul_add(row[i], acc);
+                acc = scores[g][p].mul_add(row[i].number(), acc);
             }
             out[g * value + i] = acc;
         }
@@ -227,10 +367,10 @@ unsafe fn heads_block<V: Lanes, const G: usize>(
 
 /// Scores of `G` heads for the first `P` rows of `rows`, into `scores[head][at..]`. Each is `vector::dot`.
 #[inline(always)]
-unsafe fn score_tile<V: Lanes, const G: usize, const P: usize>(
+unsafe fn score_tile<V: Lanes, E: Element, const G: usize, const P: usize>(
     queries: &[f32],
     width: usize,
-    rows: &[f32],
+    rows: &[E],
     at: usize,
     scores: &mut [[f32; ATTENTION_BLOCK]; G],
 ) {
@@ -241,7 +381,7 @@ unsafe fn score_tile<V: Lanes, const G: usize, const P: usize>(
         for c in (0..whole).step_by(LANES) {
             let mut row = [V::splat(0.0); P];
             for (p, row) in row.iter_mut().enumerate() {
-                *row = V::load(array(rows, p * width + c));
+                *row = E::load(array(rows, p * width + c));
             }
             for (g, acc) in acc.iter_mut().enumerate() {
                 let query = V::load(array(queries, g * width + c));
@@ -259,7 +399,7 @@ unsafe fn score_tile<V: Lanes, const G: usize, const P: usize>(
             let query = &queries[g * width + whole..(g + 1) * width];
             let row = &rows[p * width + whole..(p + 1) * width];
             for ((lane, q), r) in lanes.iter_mut().zip(query).zip(row) {
-                *lane = q.mul_add(*r, *lane);
+                *lane = q.mul_add(r.number(), *lane);
             }
             scores[g][at + p] = tree(lanes);
         }
@@ -268,18 +408,18 @@ unsafe fn score_tile<V: Lanes, const G: usize, const P: usize>(
 
 /// The 16 numbers from `at` on.
 #[inline(always)]
-fn array(x: &[f32], at: usize) -> &[f32; LANES] {
+fn array<T>(x: &[T], at: usize) -> &[T; LANES] {
     x[at..at + LANES].as_array().expect("a slice of LANES numbers")
 }
 
 /// `C` times 16 outputs from `first` on of the weighted sums of `G` heads.
 #[inline(always)]
 #[allow(clippy::too_many_arguments)]
-unsafe fn value_tile<V: Lanes, const G: usize, const C: usize>(
+unsafe fn value_tile<V: Lanes, E: Element, const G: usize, const C: usize>(
     weights: &[[f32; ATTENTION_BLOCK]; G],
     positions: usize,
     width: usize,
-    block: &[f32],
+    block: &[E],
     first: usize,
     value: usize,
     keep: &[f32; G],
@@ -296,7 +436,7 @@ unsafe fn value_tile<V: Lanes, const G: usize, const C: usize>(
         for p in 0..positions {
             let mut row = [V::splat(0.0); C];
             for (c, row) in row.iter_mut().enumerate() {
-                *row = V::load(array(block, p * width + first + c * LANES));
+                *row = E::load(array(block, p * width + first + c * LANES));
             }
             for (acc, weights) in acc.iter_mut().zip(weights) {
                 let w = V::splat(weights[p]);
@@ -361,48 +501,90 @@ mod tests {
         out
     }
 
+    /// Rows as a cache of this format holds them.
+    fn stored(format: KvFormat, rows: &[f32]) -> Vec<f32> {
+        match format {
+            KvFormat::F32 => rows.to_vec(),
+            KvFormat::Bf16 => rows.iter().map(|x| bf16_to_f32(f32_to_bf16(*x))).collect(),
+        }
+    }
+
+    fn filled(format: KvFormat, rows: &[f32], width: usize) -> Latents {
+        let mut cache = Latents::new(width, format);
+        rows.chunks_exact(width)
+            .for_each(|row| cache.push(|new| new.copy_from_slice(row)));
+        cache
+    }
+
     #[test]
     fn blocks_give_the_softmax_and_do_not_depend_on_later_positions() {
         let (width, value, scale) = (45, 37, 0.3);
-        let rows = numbers(2.0, 300 * width, 1);
+        let given = numbers(2.0, 300 * width, 1);
         let query = numbers(2.0, width, 2);
-        let mut cache = Latents::new(width);
-        for (t, row) in rows.chunks_exact(width).enumerate() {
-            cache.push().copy_from_slice(row);
-            if ![0, 1, 126, 127, 128, 129, 255, 256, 299].contains(&t) {
-                continue;
-            }
-            let scores: Vec<f64> = (0..=t)
-                .map(|s| {
-                    (0..width)
-                        .map(|i| rows[s * width + i] as f64 * query[i] as f64)
-                        .sum::<f64>()
-                        * scale as f64
-                })
-                .collect();
-            let max = scores.iter().copied().fold(f64::MIN, f64::max);
-            let sum: f64 = scores.iter().map(|s| (s - max).exp()).sum();
-            let got = attend(Isa::Plain, &cache, t + 1, &query, scale, value);
-            for j in 0..value {
-                let exact: f64 = (0..=t)
-                    .map(|s| (scores[s] - max).exp() / sum * rows[s * width + j] as f64)
-                    .sum();
-                assert!(
-                    (got[j] as f64 - exact).abs() < 2e-6,
-                    "position {t}: {} for {exact}",
-                    got[j]
-                );
-            }
-            for isa in Isa::available() {
-                assert_eq!(attend(isa, &cache, t + 1, &query, scale, value), got, "{isa}");
+        for format in KvFormat::ALL {
+            let rows = stored(format, &given);
+            for t in [0, 1, 126, 127, 128, 129, 255, 256, 299] {
+                let cache = filled(format, &given[..(t + 1) * width], width);
+                let scores: Vec<f64> = (0..=t)
+                    .map(|s| {
+                        (0..width)
+                            .map(|i| rows[s * width + i] as f64 * query[i] as f64)
+                            .sum::<f64>()
+                            * scale as f64
+                    })
+                    .collect();
+                let max = scores.iter().copied().fold(f64::MIN, f64::max);
+                let sum: f64 = scores.iter().map(|s| (s - max).exp()).sum();
+                let got = attend(Isa::Plain, &cache, t + 1, &query, scale, value);
+                for j in 0..value {
+                    let exact: f64 = (0..=t)
+                        .map(|s| (scores[s] - max).exp() / sum * rows[s * width + j] as f64)
+                        .sum();
+                    assert!(
+                        (got[j] as f64 - exact).abs() < 2e-6,
+                        "{format}, position {t}: {} for {exact}",
+                        got[j]
+                    );
+                }
+                let longer = filled(format, &given, width);
+                for isa in Isa::available() {
+                    assert_eq!(attend(isa, &cache, t + 1, &query, scale, value), got, "{isa}");
+                    assert_eq!(attend(isa, &longer, t + 1, &query, scale, value), got, "{isa}");
+                }
             }
         }
-        let late = attend(Isa::detect(), &cache, 129, &query, scale, value);
-        let mut short = Latents::new(width);
-        rows.chunks_exact(width)
-            .take(129)
-            .for_each(|row| short.push().copy_from_slice(row));
-        assert_eq!(late, attend(Isa::detect(), &short, 129, &query, scale, value));
+    }
+
+    /// A bf16 cache gives the bits of an f32 cache that was given the rounded numbers.
+    #[test]
+    fn after_rounding_bf16_is_f32() {
+        let (width, value) = (83, 83);
+        let given = numbers(3.0, 150 * width, 5);
+        let query = numbers(2.0, width, 6);
+        let short = filled(KvFormat::Bf16, &given, width);
+        let long = filled(KvFormat::F32, &stored(KvFormat::Bf16, &given), width);
+        for isa in Isa::available() {
+            let [a, b] = [&short, &long].map(|cache| attend(isa, cache, 150, &query, 0.2, value));
+            assert_eq!(a, b, "{isa}");
+        }
+    }
+
+    #[test]
+    fn pages_never_move_and_take_what_is_said() {
+        for format in KvFormat::ALL {
+            let width = 7;
+            let mut cache = Latents::new(width, format);
+            let mut first = None;
+            for t in 0..3 * ATTENTION_BLOCK {
+                cache.push(|row| row.fill(t as f32));
+                let (place, bytes) = match &cache.pages {
+                    Pages::F32(pages) => (pages[0].as_ptr() as usize, pages.len() * pages[0].len() * 4),
+                    Pages::Bf16 { pages, .. } => (pages[0].as_ptr() as usize, pages.len() * pages[0].len() * 2),
+                };
+                assert_eq!(place, *first.get_or_insert(place));
+                assert_eq!(bytes as u64, Latents::bytes(width, t + 1, format));
+            }
+        }
     }
 
     #[test]

@@ -11,7 +11,7 @@
 
 use crate::source::{ExpertStream, TensorSource};
 use checkpoint::K3Config;
-use kernels::{Backend, MlaShape, Routes, SituCaps, Span};
+use kernels::{Backend, KvFormat, MlaShape, Routes, SituCaps, Span};
 
 /// Added to the sum of squares of a KDA query or key before the root.
 const L2_EPS: f32 = 1e-6;
@@ -156,8 +156,8 @@ impl<B: Backend> KimiK3<B> {
         &self.config
     }
 
-    /// The state before the first token.
-    pub fn new_state(&self, be: &B) -> State<B> {
+    /// The state before the first token, whose latents will be stored as `kv`.
+    pub fn new_state(&self, be: &B, kv: KvFormat) -> State<B> {
         let c = &self.config;
         let l = &c.linear_attn_config;
         let layers = self
@@ -165,7 +165,7 @@ impl<B: Backend> KimiK3<B> {
             .iter()
             .map(|layer| match layer.self_attn {
                 Attention::Kda(_) => LayerState::Kda(be.kda(l.num_heads, l.head_dim, l.short_conv_kernel_size)),
-                Attention::Mla(_) => LayerState::Mla(be.latents(c.kv_lora_rank + c.qk_rope_head_dim)),
+                Attention::Mla(_) => LayerState::Mla(be.latents(c.kv_lora_rank + c.qk_rope_head_dim, kv)),
             })
             .collect();
         State { layers, positions: 0 }

@@ -11,7 +11,7 @@
 //! use models::kimi_k3::{Workspace, state_bytes};
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! let config = checkpoint::K3Config::read(std::path::Path::new("kimi-k3/config.json"))?;
-//! println!("{} bytes a sequence of 4,096 tokens", state_bytes(&config, 4096));
+//! println!("{} bytes a sequence of 4,096 tokens", state_bytes(&config, 4096, kernels::KvFormat::F32));
 //! println!("{} bytes for passes of 64 rows", Workspace::bytes(&config, 64));
 //! # Ok(())
 //! # }

@@ -7,7 +7,7 @@ use crate::backend::{Backend, ExpertMatrices, MlaShape, Routes, SharedBytes, Sit
 use crate::format::{Elements, Matrix, ShapeError, bf16_to_f32};
 use crate::isa::Isa;
 use crate::matmul::{Output, Packed, matmul};
-use crate::mla::Latents;
+use crate::mla::{KvFormat, Latents};
 use crate::vector;
 use rayon::prelude::*;
 use std::ops::Range;
@@ -272,8 +272,8 @@ impl Backend for Cpu {
         }
     }
 
-    fn latents(&self, width: usize) -> Latents {
-        Latents::new(width)
+    fn latents(&self, width: usize, format: KvFormat) -> Latents {
+        Latents::new(width, format)
     }
 
     fn positions(&self, latents: &Latents) -> usize {
@@ -402,10 +402,12 @@ impl Backend for Cpu {
         for (span, cache) in spans.iter().zip(caches) {
             for i in span.first..span.first + span.rows {
                 let row = kv.row(i);
-                let (latent, shared) = cache.push().split_at_mut(w.len());
-                // SAFETY: `new` checked the form.
-                unsafe { vector::rms_norm(self.isa, &row[..w.len()], w, eps, latent) };
-                shared.copy_from_slice(&row[w.len()..]);
+                cache.push(|new| {
+                    let (latent, shared) = new.split_at_mut(w.len());
+                    // SAFETY: `new` checked the form.
+                    unsafe { vector::rms_norm(self.isa, &row[..w.len()], w, eps, latent) };
+                    shared.copy_from_slice(&row[w.len()..]);
+                });
             }
         }
     }

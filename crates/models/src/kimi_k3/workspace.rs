@@ -1,7 +1,7 @@
 //! The activations of a pass, taken once for the largest pass, and what they and a sequence's state cost.
 
 use checkpoint::K3Config;
-use kernels::{Backend, KdaState, Latents};
+use kernels::{Backend, KdaState, KvFormat, Latents};
 
 /// Rows whose logits are computed together; K3's vocabulary makes a row of logits 655 KB.
 pub const LOGIT_ROWS: usize = 32;
@@ -133,12 +133,12 @@ fn blocks(c: &K3Config) -> usize {
     c.num_hidden_layers.div_ceil(c.attn_res_block_size)
 }
 
-/// Bytes of one sequence's state: the part that does not grow, and the latents of `positions` positions.
-pub fn state_bytes(c: &K3Config, positions: usize) -> u64 {
+/// Bytes of one sequence's state: the part that does not grow, and the latents of `positions` positions, stored as `kv`.
+pub fn state_bytes(c: &K3Config, positions: usize, kv: KvFormat) -> u64 {
     let l = &c.linear_attn_config;
     (0..c.num_hidden_layers)
         .map(|layer| match c.is_mla(layer) {
-            true => Latents::bytes(c.kv_lora_rank + c.qk_rope_head_dim, positions),
+            true => Latents::bytes(c.kv_lora_rank + c.qk_rope_head_dim, positions, kv),
             false => KdaState::bytes(l.num_heads, l.head_dim, l.short_conv_kernel_size),
         })
         .sum()
