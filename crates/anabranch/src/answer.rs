@@ -4,7 +4,7 @@ use std::ops::ControlFlow;
 use std::time::Instant;
 
 use checkpoint::tokenizer::Tokenizer;
-use engine::{Cancel, Engine, Finish, Progress, Request, Sequence, Transcript, human};
+use engine::{Cancel, Engine, Finish, Progress, PromptProgress, Request, Sequence, Transcript, human};
 use serde::Serialize;
 
 use crate::error::Error;
@@ -34,6 +34,9 @@ pub struct Stats {
     pub prefill_s: f64,
     /// From then on.
     pub decode_s: f64,
+    pub passes: u64,
+    /// Most rows that a pass may have: what memory allows, as far as it is of use.
+    pub pass_rows: usize,
     pub expert_bytes_needed: u64,
     pub expert_bytes_read: u64,
     pub device_bytes: u64,
@@ -85,12 +88,20 @@ pub fn answer(
     let mut meter = Meter::new();
     let of = request.prompt.len();
     let start = Instant::now();
+    let rows = engine.plan().pass_rows;
     meter.show(|| format!("reading the prompt of {of} tokens"));
     let made = engine.generate(sequence, &request, cancel, &mut |progress| match progress {
-        Progress::Prompt { done, of } => {
+        Progress::Prompt(PromptProgress { done, of, share }) => {
             meter.show(|| {
-                let left = output::time_left(start, done as u64, of as u64);
-                format!("reading the prompt: {done} of {of} tokens{left}")
+                let passes = match of.div_ceil(rows) {
+                    1 => String::new(),
+                    passes => format!(" in {passes} passes, {done} done"),
+                };
+                let left = output::time_left_of_share(start, share);
+                format!(
+                    "reading the prompt of {of} tokens{passes}: {:.0} %{left}",
+                    100.0 * share
+                )
             });
             ControlFlow::Continue(())
         }
@@ -121,6 +132,8 @@ pub fn answer(
             load_s: 0.0,
             prefill_s: made.prefill_s,
             decode_s: made.decode_s,
+            passes: after.passes - before.passes,
+            pass_rows: rows,
             expert_bytes_needed: after.expert_bytes_needed - before.expert_bytes_needed,
             expert_bytes_read: after.expert_bytes_read - before.expert_bytes_read,
             device_bytes: after.device_bytes - before.device_bytes,
@@ -152,6 +165,10 @@ impl Stats {
         // The first token comes out of the prompt's pass.
         let decoded = self.generated_tokens.saturating_sub(1);
         row("generated", times(self.generated_tokens, decoded, self.decode_s));
+        row(
+            "passes",
+            format!("{} of up to {} rows", grouped(self.passes), self.pass_rows),
+        );
         let seconds = self.prefill_s + self.decode_s;
         for (name, bytes) in [
             ("needed", self.expert_bytes_needed),
@@ -186,6 +203,7 @@ mod tests {
         let expected = serde_json::json!({
             "prompt_ids": [1, 2], "ids": [], "text": "a\u{1F600}\n", "reasoning": "", "finish_reason": "cancelled",
             "stats": {"prompt_tokens": 0, "generated_tokens": 0, "load_s": 0.5, "prefill_s": 0.0, "decode_s": 0.0,
+                "passes": 0, "pass_rows": 0,
                 "expert_bytes_needed": 0, "expert_bytes_read": 0, "device_bytes": 0,
                 "reads": {"account": {"device": 0, "needed": 0, "wasted": 0, "reread": 0, "pending": 0},
                     "barriers": {"count": 0, "bound_s": 0.0, "time_s": 0.0}, "drives": []}, "peak_memory_bytes": null},

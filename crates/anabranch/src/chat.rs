@@ -247,7 +247,7 @@ mod tests {
         assert_eq!(chat.sequence_for(&prompt).1, 0);
         for (seen, kept) in [(&[5, 6][..], 2), (&[5, 6, 7], 3), (&[5, 7], 0), (&[5, 6, 7, 8], 0)] {
             let mut sequence = chat.engine.new_sequence();
-            let no_progress = &mut |_, _| ();
+            let no_progress = &mut |_| ();
             chat.engine
                 .prefill(&mut sequence, seen, Interrupt::default().cancel(), no_progress)
                 .unwrap();

@@ -51,10 +51,15 @@ pub fn grouped(number: u64) -> String {
 
 /// How long the rest will take if it goes on as so far; nothing before there is anything to measure.
 pub fn time_left(since: Instant, done: u64, of: u64) -> String {
-    if done == 0 || done >= of {
+    time_left_of_share(since, done as f64 / of as f64)
+}
+
+/// The same for a share of the work, from 0 to 1.
+pub fn time_left_of_share(since: Instant, share: f64) -> String {
+    if !(share > 0.0 && share < 1.0) {
         return String::new();
     }
-    let seconds = since.elapsed().as_secs_f64() * (of - done) as f64 / done as f64;
+    let seconds = since.elapsed().as_secs_f64() * (1.0 - share) / share;
     format!(", {} left", span(seconds))
 }
 

@@ -1,12 +1,13 @@
 //! The engine: one model on one machine, and the one pass that everything goes through.
 
+use crate::batch::expected_experts;
 use crate::error::Error;
 use crate::experts::{Checks, PassExperts};
-use crate::generate::Cancel;
+use crate::generate::{Cancel, PromptProgress, Request};
 use crate::measure::Measure;
 use crate::memory::{MemoryPlan, Wishes};
 use crate::placement::{Checksums, FolderReport, Placement};
-use crate::probe::{Probe, Watcher};
+use crate::probe::{LayerProbe, Probe, Watcher};
 use crate::resident::{Embedding, Resident};
 use checkpoint::{Checkpoint, Class, K3Config};
 use drives::{Arena, MonotonicClock, Notice, Notices, Profile, StreamOptions, Streamer};
@@ -22,7 +23,7 @@ pub struct Options {
     pub memory: u64,
     /// Tokens that a sequence may reach.
     pub positions: usize,
-    /// Sequences that are held at one time, at least 1.
+    /// Most sequences that are useful at one time. There is room for as many as fit, at least 1: [`MemoryPlan::sequences`].
     pub sequences: usize,
     /// Rows of the largest pass that would be useful: the length of the prompt, say.
     pub pass_rows: usize,
@@ -77,6 +78,8 @@ pub struct Stats {
     pub passes: u64,
     /// Rows of all passes.
     pub rows: u64,
+    /// Rows of the largest pass.
+    pub most_rows: u64,
     /// Over all passes and layers: the union of the rows' routes, times the bytes of an expert.
     pub expert_bytes_needed: u64,
     /// Expert bytes asked for and read.
@@ -287,31 +290,62 @@ impl Engine {
         }
     }
 
-    /// Feeds `ids` in passes as large as memory allows and returns the logits after the last one, `[vocab]`.
+    /// Refuses what can never be generated, before any work.
+    pub(crate) fn check_request(&self, request: &Request) -> Result<(), Error> {
+        if request.prompt.is_empty() {
+            return Err(Error::EmptyPrompt);
+        }
+        if request.max_tokens == 0 {
+            return Err(Error::NoTokens);
+        }
+        self.check_ids(&request.prompt)?;
+        // The last token is chosen but not fed.
+        self.check_positions((request.prompt.len() - 1).saturating_add(request.max_tokens))
+    }
+
+    fn check_ids(&self, ids: &[u32]) -> Result<(), Error> {
+        let last = self.config().vocab_size as u32 - 1;
+        match ids.iter().find(|&&id| id > last) {
+            Some(&found) => Err(Error::TokenId { found, last }),
+            None => Ok(()),
+        }
+    }
+
+    /// Feeds `ids` in passes as large as memory allows and returns the logits after the last one, `[vocab]`. `progress` hears of
+    /// each layer.
     pub fn prefill(
         &mut self,
         sequence: &mut Sequence,
         ids: &[u32],
         cancel: &Cancel,
-        progress: &mut dyn FnMut(usize, usize),
+        progress: &mut dyn FnMut(PromptProgress),
     ) -> Result<Vec<f32>, Error> {
         if ids.is_empty() {
             return Err(Error::EmptyPrompt);
         }
-        let mut logits = vec![];
-        let mut done = 0;
-        while done < ids.len() {
-            let rows = self.plan.pass_rows.min(ids.len() - done);
-            let last = done + rows == ids.len();
+        let c = self.config();
+        let layers = c.num_hidden_layers;
+        let (experts, top_k) = (c.num_experts, c.num_experts_per_token);
+        let weight = |rows: usize| expected_experts(experts, top_k, rows);
+        let passes = ids.chunks(self.plan.pass_rows);
+        let whole: f64 = passes.clone().map(|part| weight(part.len())).sum();
+        let (mut logits, mut done, mut before) = (vec![], 0, 0.0);
+        for part in passes {
+            let (rows, of) = (part.len(), ids.len());
+            let mut tell = |layer: usize| {
+                let share = (before + weight(rows) * (layer + 1) as f64 / layers as f64) / whole;
+                let done = if layer + 1 < layers { done } else { done + rows };
+                progress(PromptProgress { done, of, share });
+            };
             let wanted = [rows - 1];
-            let part = &ids[done..done + rows];
+            let logits_of: &[usize] = if done + rows == of { &wanted } else { &[] };
             let pass = &mut [PassRows {
                 sequence: &mut *sequence,
                 ids: part,
             }];
-            logits = self.pass(pass, if last { &wanted } else { &[] }, cancel, None)?;
+            logits = self.pass(pass, logits_of, cancel, Some(&mut LayerProbe(&mut tell)))?;
             done += rows;
-            progress(done, ids.len());
+            before += weight(rows);
         }
         Ok(logits)
     }
@@ -325,7 +359,6 @@ impl Engine {
         cancel: &Cancel,
         probe: Option<&mut dyn Probe>,
     ) -> Result<Vec<f32>, Error> {
-        let last = self.config().vocab_size as u32 - 1;
         let mut ids = vec![];
         for part in parts.iter() {
             if part.sequence.spoilt {
@@ -337,9 +370,7 @@ impl Engine {
             self.check_positions(part.sequence.ids.len() + part.ids.len())?;
             ids.extend_from_slice(part.ids);
         }
-        if let Some(&found) = ids.iter().find(|&&id| id > last) {
-            return Err(Error::TokenId { found, last });
-        }
+        self.check_ids(&ids)?;
         if ids.len() > self.plan.pass_rows {
             return Err(Error::PassRows {
                 found: ids.len(),
@@ -392,6 +423,7 @@ impl Engine {
         }
         self.stats.passes += 1;
         self.stats.rows += ids.len() as u64;
+        self.stats.most_rows = self.stats.most_rows.max(ids.len() as u64);
         Ok(logits)
     }
 }

@@ -59,6 +59,9 @@ pub enum Error {
     /// There is nothing to continue.
     #[error("the prompt is empty: found 0 tokens, expected at least 1; give some text or ids")]
     EmptyPrompt,
+    /// Nothing is to be made.
+    #[error("found 0 new tokens, expected at least 1; ask for more")]
+    NoTokens,
     /// The sequence does not fit the positions that memory was set aside for.
     #[error(
         "a sequence of {wanted} tokens does not fit the {positions} positions that memory was set aside for; raise --context, or ask for fewer tokens"

@@ -88,15 +88,22 @@ pub struct Generated {
 /// What happens while a request runs.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Progress {
-    /// So many of the prompt's tokens have been taken.
-    Prompt {
-        /// Tokens taken.
-        done: usize,
-        /// Tokens in all.
-        of: usize,
-    },
+    /// A layer has been run over tokens of the prompt.
+    Prompt(PromptProgress),
     /// A new token.
     Token(u32),
+}
+
+/// How far a prompt has been taken.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct PromptProgress {
+    /// Tokens whose passes are done.
+    pub done: usize,
+    /// Tokens in all.
+    pub of: usize,
+    /// Share of the work that is done, from 0 to 1: layers of all passes, each pass weighted by the experts that it would read were routes
+    /// uniform, see [`expected_experts`](crate::expected_experts).
+    pub share: f64,
 }
 
 impl Engine {
@@ -119,8 +126,8 @@ impl Engine {
         };
         let end = sequence.ids().len() + request.prompt.len() + request.max_tokens.saturating_sub(1);
         self.check_positions(end)?;
-        let prompt = self.prefill(sequence, &request.prompt, cancel, &mut |done, of| {
-            let _ = listen(Progress::Prompt { done, of });
+        let prompt = self.prefill(sequence, &request.prompt, cancel, &mut |progress| {
+            let _ = listen(Progress::Prompt(progress));
         });
         result.prefill_s = start.elapsed().as_secs_f64();
         let mut logits = match prompt {
@@ -143,7 +150,7 @@ impl Engine {
             if result.ids.len() == request.max_tokens {
                 break;
             }
-            match self.prefill(sequence, &[id], cancel, &mut |_, _| ()) {
+            match self.prefill(sequence, &[id], cancel, &mut |_| ()) {
                 Ok(next) => logits = next,
                 Err(Error::Cancelled) => {
                     result.finish = Finish::Cancelled;

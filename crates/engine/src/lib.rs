@@ -4,7 +4,8 @@
 //! weights, sequence state, the activations of a pass and slots for experts in flight, and loads what stays resident.
 //! Only the pages of a sequence's latents are taken later, as it grows; the plan has counted them. A [`Sequence`] holds tokens and the state after them. [`Engine::pass`] runs rows of
 //! any number of sequences through the model, with each needed expert read once; prompts, decoding and batches are all
-//! passes. [`Engine::generate`] chooses tokens one after the other. A [`Probe`] watches a pass: streams, routes, and guesses of the
+//! passes. [`Engine::generate`] chooses tokens one after the other; a [`Batch`] does so for many requests that share their
+//! passes. A [`Probe`] watches a pass: streams, routes, and guesses of the
 //! next layer's routes.
 //!
 //! A [`Placement`] says which drives hold experts; [`place`] puts them there, by a [`PlacePlan`].
@@ -25,6 +26,7 @@
 //! # }
 //! ```
 
+mod batch;
 mod engine;
 mod error;
 mod experts;
@@ -37,9 +39,10 @@ mod resident;
 mod sample;
 mod transcript;
 
+pub use batch::{Batch, Ended, Fairness, expected_experts};
 pub use engine::{Engine, Options, PassRows, Sequence, Stats};
 pub use error::Error;
-pub use generate::{Cancel, Finish, Generated, Progress, Request};
+pub use generate::{Cancel, Finish, Generated, Progress, PromptProgress, Request};
 pub use kernels::{Isa, KvFormat, NUMERICS_VERSION, Routes};
 pub use measure::{MEASURE_LEAST_BYTES, Measure};
 pub use memory::{
@@ -51,6 +54,6 @@ pub use placement::{
     ExpertSet, FolderReport, NamedDrive, Part, PlaceOptions, PlacePlan, PlaceProgress, PlaceReport, Placed, Placement,
     PlacementError, PlanLine, place,
 };
-pub use probe::Probe;
+pub use probe::{LayerProbe, Probe};
 pub use sample::{Sampler, Sampling, greedy};
 pub use transcript::{Piece, Transcript};

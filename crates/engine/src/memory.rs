@@ -20,6 +20,9 @@ const VOCABULARY_ENTRY_BYTES: u64 = 192;
 const EXPERT_ENTRY_BYTES: u64 = 256;
 /// Most rows of one pass. At K3's size a row costs some 2 MB of activations.
 pub const MAX_PASS_ROWS: usize = 2048;
+/// Rows that a pass gets before sequences get memory, where wished for. At K3's size they read nearly every expert, see
+/// [`expected_experts`](crate::expected_experts), for about the memory of two sequences.
+const GOOD_PASS_ROWS: usize = 512;
 /// Slots beyond this do not make reads faster.
 const MOST_SLOTS: usize = 64;
 
@@ -30,7 +33,7 @@ pub struct Wishes {
     pub budget: u64,
     /// Positions that a sequence may reach.
     pub positions: usize,
-    /// Sequences held at one time.
+    /// Sequences that are useful at one time; as many as fit get memory, at least one.
     pub sequences: usize,
     /// Rows of the largest pass that would be useful.
     pub pass_rows: usize,
@@ -75,15 +78,19 @@ impl MemoryPlan {
     /// Divides the budget, or says what would be enough. The files need not be there: configuration and schema suffice,
     /// with the bytes of a slot, for which there is [`most_slot_bytes`].
     ///
-    /// Experts in flight come before long passes down to the slots that one row needs; then passes grow as far as they fit.
+    /// One sequence and the slots that one row needs come first; then passes grow to [`GOOD_PASS_ROWS`], sequences to as many as
+    /// are wished for, each with a row in a pass, and passes and slots again as far as they fit.
     pub fn new(c: &K3Config, schema: &Schema, slot_bytes: u64, wishes: &Wishes) -> Result<Self, Error> {
         let least_slots = least_slots(wishes);
         let most_slots = wishes.slots.unwrap_or(c.num_experts.min(MOST_SLOTS)).max(1);
         let good_slots = c.num_experts_per_token.clamp(least_slots, most_slots);
         let fixed = Self::least(c, schema, slot_bytes, wishes);
-        let plan = |rows: usize, slots: usize| Self {
-            pass: pass_bytes(c, rows, wishes),
+        let state = state_bytes(c, wishes.positions, wishes.kv);
+        let plan = |sequences: usize, rows: usize, slots: usize| Self {
+            state: sequences as u64 * state,
+            pass: pass_bytes(c, rows, sequences, wishes),
             slots: slots as u64 * slot_bytes,
+            sequences,
             pass_rows: rows,
             slot_count: slots,
             ..fixed.clone()
@@ -100,15 +107,18 @@ impl MemoryPlan {
                 },
             });
         }
-        let fits = |rows, slots| plan(rows, slots).total() <= wishes.budget;
-        let rows = largest(1, wishes.pass_rows.clamp(1, MAX_PASS_ROWS), |rows| {
-            fits(rows, good_slots)
+        let fits = |sequences, rows, slots| plan(sequences, rows, slots).total() <= wishes.budget;
+        let most_rows = wishes.pass_rows.clamp(1, MAX_PASS_ROWS);
+        let rows = largest(1, most_rows.min(GOOD_PASS_ROWS), |rows| fits(1, rows, good_slots));
+        let sequences = largest(1, wishes.sequences.min(most_rows), |sequences| {
+            fits(sequences, rows.max(sequences), good_slots)
         });
-        let slots = largest(least_slots, most_slots, |slots| fits(rows, slots));
-        Ok(plan(rows, slots))
+        let rows = largest(rows.max(sequences), most_rows, |rows| fits(sequences, rows, good_slots));
+        let slots = largest(least_slots, most_slots, |slots| fits(sequences, rows, slots));
+        Ok(plan(sequences, rows, slots))
     }
 
-    /// The least that runs at all: passes of one row, and one slot unless more are wished for. It may exceed the budget.
+    /// The least that runs at all: one sequence, passes of one row, and one slot unless more are wished for. It may exceed the budget.
     pub fn least(c: &K3Config, schema: &Schema, slot_bytes: u64, wishes: &Wishes) -> Self {
         let tables =
             c.vocab_size as u64 * VOCABULARY_ENTRY_BYTES + (c.moe_layers() * c.num_experts) as u64 * EXPERT_ENTRY_BYTES;
@@ -117,9 +127,9 @@ impl MemoryPlan {
             budget: wishes.budget,
             program: PROGRAM_BYTES + tables,
             trunk: trunk_bytes(schema),
-            state: wishes.sequences.max(1) as u64 * state_bytes(c, wishes.positions, wishes.kv),
-            sequences: wishes.sequences.max(1),
-            pass: pass_bytes(c, 1, wishes),
+            state: state_bytes(c, wishes.positions, wishes.kv),
+            sequences: 1,
+            pass: pass_bytes(c, 1, 1, wishes),
             slots: slots as u64 * slot_bytes,
             positions: wishes.positions,
             kv: wishes.kv,
@@ -211,8 +221,10 @@ fn is_matrix(dims: &[u64]) -> bool {
     matches!(dims, [rows, _] if *rows > 1)
 }
 
-fn pass_bytes(c: &K3Config, rows: usize, wishes: &Wishes) -> u64 {
-    let wanted = if wishes.all_logits { rows + LOGIT_ROWS } else { 2 };
+fn pass_bytes(c: &K3Config, rows: usize, sequences: usize, wishes: &Wishes) -> u64 {
+    // Those that are returned, and those that are computed together.
+    let returned = if wishes.all_logits { rows } else { sequences.min(rows) };
+    let wanted = returned + returned.min(LOGIT_ROWS);
     let logits = (wanted * c.vocab_size * 4) as u64;
     let embeddings = (rows * (c.hidden_size * 2 + PAGE_BYTES)) as u64;
     Workspace::bytes(c, rows) + Workspace::scratch_bytes(c, rows, wishes.threads) + logits + embeddings

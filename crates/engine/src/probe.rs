@@ -10,6 +10,11 @@ pub trait Probe {
     /// are those of the pass, in its order.
     fn layer(&mut self, layer: usize, stream: &[f32], routes: Option<&Routes>);
 
+    /// Whether streams are looked at. Where they are not, [`layer`](Probe::layer) gets an empty one, and nothing is copied.
+    fn wants_streams(&self) -> bool {
+        true
+    }
+
     /// Experts a row for which the routes of the next layer are to be guessed. Where there are none, nothing is
     /// computed.
     fn guess_widths(&self) -> &[usize] {
@@ -29,6 +34,19 @@ impl<F: FnMut(usize, &[f32], Option<&Routes>)> Probe for F {
     }
 }
 
+/// A probe that only hears which layer, from 0, is done.
+pub struct LayerProbe<'a>(pub &'a mut dyn FnMut(usize));
+
+impl Probe for LayerProbe<'_> {
+    fn layer(&mut self, layer: usize, _: &[f32], _: Option<&Routes>) {
+        (self.0)(layer);
+    }
+
+    fn wants_streams(&self) -> bool {
+        false
+    }
+}
+
 /// Shows a probe what the model shows, as plain numbers.
 pub(crate) struct Watcher<'a> {
     pub(crate) cpu: &'a Cpu,
@@ -37,7 +55,11 @@ pub(crate) struct Watcher<'a> {
 
 impl models::kimi_k3::Probe<Cpu> for Watcher<'_> {
     fn layer(&mut self, layer: usize, stream: &Rows, routes: Option<&Routes>) {
-        self.probe.layer(layer, &self.cpu.download(stream), routes);
+        let stream = match self.probe.wants_streams() {
+            true => self.cpu.download(stream),
+            false => Default::default(),
+        };
+        self.probe.layer(layer, &stream, routes);
     }
 
     fn guess_widths(&self) -> &[usize] {

@@ -3,7 +3,7 @@
 mod common;
 
 use common::{Golden, assert_same, bits, fed, open, plain_options, tiny};
-use engine::{Cancel, Isa, Options, PassRows};
+use engine::{Cancel, Isa, Options, PassRows, PromptProgress};
 use kernels::ATTENTION_BLOCK;
 use std::path::PathBuf;
 use tempfile::TempDir;
@@ -207,15 +207,23 @@ fn prefill_in_planned_passes() {
         assert_eq!(engine.plan().pass_rows, pass_rows);
         let mut sequence = engine.new_sequence();
         let mut heard = vec![];
-        let mut listen = |done, of| heard.push((done, of));
+        let mut share = 0.0;
+        let mut listen = |told: PromptProgress| {
+            assert!(told.share > share, "{told:?} after {share}");
+            share = told.share;
+            if heard.last() != Some(&(told.done, told.of)) {
+                heard.push((told.done, told.of));
+            }
+        };
         let got = engine
             .prefill(&mut sequence, &case.ids, &Cancel::default(), &mut listen)
             .unwrap();
         let of = case.ids.len();
-        let told: Vec<(usize, usize)> = (1..=of.div_ceil(pass_rows))
+        let told: Vec<(usize, usize)> = (0..=of.div_ceil(pass_rows))
             .map(|n| (of.min(n * pass_rows), of))
             .collect();
         assert_eq!(heard, told);
+        assert!((share - 1.0).abs() < 1e-9, "{share}");
         assert_same(&bits(got.clone()), &want[want.len() - got.len()..], "prefill");
     }
 }

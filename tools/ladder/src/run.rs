@@ -136,7 +136,7 @@ pub fn run(model: &Model, rung: &Rung, round: usize, tokens: usize, scratch: &Pa
     let cancel = Cancel::default();
     let mut ids = PROMPT.to_vec();
     let mut token = |engine: &mut Engine| -> Result<()> {
-        let logits = engine.prefill(&mut sequence, &ids, &cancel, &mut |_, _| ())?;
+        let logits = engine.prefill(&mut sequence, &ids, &cancel, &mut |_| ())?;
         ids = vec![greedy(&logits)];
         Ok(())
     };

@@ -16,7 +16,7 @@ fn tokens(engine: &mut Engine) -> Vec<u32> {
     let mut ids = vec![3, 4, 5];
     for _ in 0..TOKENS {
         let fed = &ids[sequence.ids().len()..].to_vec();
-        let logits = engine.prefill(&mut sequence, fed, &cancel, &mut |_, _| ()).unwrap();
+        let logits = engine.prefill(&mut sequence, fed, &cancel, &mut |_| ()).unwrap();
         ids.push(greedy(&logits));
     }
     engine.settle();
