@@ -1,10 +1,11 @@
 //! Sequences that advance together, join between two passes and leave when they are done.
 
-use crate::engine::{Engine, PassRows, Sequence};
+use crate::engine::{Engine, PassRows};
 use crate::error::Error;
 use crate::generate::{Cancel, Finish, Generated, Request};
 use crate::probe::Probe;
 use crate::sample::Sampler;
+use crate::sequence::Sequence;
 use std::collections::VecDeque;
 use std::ops::ControlFlow;
 use std::time::Instant;

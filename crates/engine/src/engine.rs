@@ -9,11 +9,13 @@ use crate::memory::{MemoryPlan, Wishes};
 use crate::placement::{Checksums, FolderReport, Placement};
 use crate::probe::{LayerProbe, Probe, Watcher};
 use crate::resident::{Embedding, Resident};
+use crate::sequence::Sequence;
+use crate::session::Identity;
 use checkpoint::{Checkpoint, Class, K3Config};
 use drives::{Arena, MonotonicClock, Notice, Notices, Profile, StreamOptions, Streamer};
 use kernels::{Cpu, Isa, KvFormat, Rows};
-use models::kimi_k3::{DEFAULT_MLA_EPS, Input, KimiK3, Segment, State, Workspace};
-use std::sync::Arc;
+use models::kimi_k3::{DEFAULT_MLA_EPS, Input, KimiK3, Segment, Workspace};
+use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
 /// How to open a model.
@@ -90,25 +92,6 @@ pub struct Stats {
     pub expert_bytes_checked: u64,
 }
 
-/// A sequence: its tokens and the state after them.
-pub struct Sequence {
-    state: State<Cpu>,
-    ids: Vec<u32>,
-    spoilt: bool,
-}
-
-impl Sequence {
-    /// The tokens that the state has seen.
-    pub fn ids(&self) -> &[u32] {
-        &self.ids
-    }
-
-    /// Whether a pass over this sequence failed midway. Its state is of no more use.
-    pub fn is_spoilt(&self) -> bool {
-        self.spoilt
-    }
-}
-
 /// One sequence's part of a pass.
 pub struct PassRows<'a> {
     /// The sequence; advanced by the pass.
@@ -133,6 +116,8 @@ pub struct Engine {
     stats: Stats,
     load_s: f64,
     reader: String,
+    mla_eps: f32,
+    pub(crate) identity: OnceLock<Identity>,
 }
 
 impl Engine {
@@ -198,6 +183,8 @@ impl Engine {
             stats: Stats::default(),
             load_s: start.elapsed().as_secs_f64(),
             reader,
+            mla_eps: options.mla_eps,
+            identity: OnceLock::new(),
             checkpoint,
         })
     }
@@ -274,11 +261,16 @@ impl Engine {
 
     /// A sequence before its first token.
     pub fn new_sequence(&self) -> Sequence {
-        Sequence {
-            state: self.model.new_state(&self.cpu, self.plan.kv),
-            ids: vec![],
-            spoilt: false,
-        }
+        Sequence::new(self.model.new_state(&self.cpu, self.plan.kv), vec![])
+    }
+
+    /// The epsilon of the two norms inside MLA.
+    pub fn mla_eps(&self) -> f32 {
+        self.mla_eps
+    }
+
+    pub(crate) fn cpu(&self) -> &Cpu {
+        &self.cpu
     }
 
     pub(crate) fn check_positions(&self, wanted: usize) -> Result<(), Error> {
@@ -361,9 +353,7 @@ impl Engine {
     ) -> Result<Vec<f32>, Error> {
         let mut ids = vec![];
         for part in parts.iter() {
-            if part.sequence.spoilt {
-                return Err(Error::Spoilt);
-            }
+            part.sequence.check_whole()?;
             if part.ids.is_empty() {
                 return Err(Error::EmptyPrompt);
             }

@@ -13,6 +13,9 @@ pub enum Error {
     /// The drives do not hold the model's experts, or hold something else.
     #[error(transparent)]
     Placement(#[from] crate::PlacementError),
+    /// A session file cannot be used.
+    #[error(transparent)]
+    Session(#[from] crate::SessionError),
     /// The compute threads cannot be started.
     #[error(transparent)]
     Threads(#[from] kernels::ThreadsError),

@@ -1,8 +1,9 @@
 //! Tokens one after the other.
 
-use crate::engine::{Engine, Sequence};
+use crate::engine::Engine;
 use crate::error::Error;
 use crate::sample::{Sampler, Sampling};
+use crate::sequence::Sequence;
 use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -109,7 +110,8 @@ pub struct PromptProgress {
 impl Engine {
     /// Continues `sequence` by the request's prompt and then by new tokens. The last new token is chosen but not fed: whoever
     /// goes on puts it in front of the next prompt. `listen` hears of progress and may end the
-    /// generation; it then counts as stopped. When cancelled inside a pass the sequence is spoilt, see [`Sequence::is_spoilt`].
+    /// generation; it then counts as stopped. When cancelled inside a pass the sequence is spoilt, see [`Sequence::is_spoilt`]
+    /// and [`Sequence::decode_in_whole_passes`].
     pub fn generate(
         &mut self,
         sequence: &mut Sequence,
@@ -150,7 +152,15 @@ impl Engine {
             if result.ids.len() == request.max_tokens {
                 break;
             }
-            match self.prefill(sequence, &[id], cancel, &mut |_| ()) {
+            let never = Cancel::default();
+            let in_pass = match sequence.whole_passes {
+                true => &never,
+                false => cancel,
+            };
+            let next = cancel
+                .check()
+                .and_then(|()| self.prefill(sequence, &[id], in_pass, &mut |_| ()));
+            match next {
                 Ok(next) => logits = next,
                 Err(Error::Cancelled) => {
                     result.finish = Finish::Cancelled;

@@ -2,7 +2,9 @@
 //!
 //! An [`Engine`] is one model on one machine. Opening it divides the memory it is given ([`MemoryPlan`]) among resident
 //! weights, sequence state, the activations of a pass and slots for experts in flight, and loads what stays resident.
-//! Only the pages of a sequence's latents are taken later, as it grows; the plan has counted them. A [`Sequence`] holds tokens and the state after them. [`Engine::pass`] runs rows of
+//! Only the pages of a sequence's latents are taken later, as it grows; the plan has counted them. A [`Sequence`] holds tokens
+//! and the state after them; it can be branched, rolled back to a [`Snapshot`], saved ([`Engine::save`]) and restored from a
+//! [`Session`] file. [`Engine::pass`] runs rows of
 //! any number of sequences through the model, with each needed expert read once; prompts, decoding and batches are all
 //! passes. [`Engine::generate`] chooses tokens one after the other; a [`Batch`] does so for many requests that share their
 //! passes. A [`Probe`] watches a pass: streams, routes, and guesses of the
@@ -37,10 +39,12 @@ mod placement;
 mod probe;
 mod resident;
 mod sample;
+mod sequence;
+mod session;
 mod transcript;
 
 pub use batch::{Batch, Ended, Fairness, expected_experts};
-pub use engine::{Engine, Options, PassRows, Sequence, Stats};
+pub use engine::{Engine, Options, PassRows, Stats};
 pub use error::Error;
 pub use generate::{Cancel, Finish, Generated, Progress, PromptProgress, Request};
 pub use kernels::{Isa, KvFormat, NUMERICS_VERSION, Routes};
@@ -56,4 +60,6 @@ pub use placement::{
 };
 pub use probe::{LayerProbe, Probe};
 pub use sample::{Sampler, Sampling, greedy};
+pub use sequence::{Sequence, Snapshot};
+pub use session::{Identity, Session, SessionError};
 pub use transcript::{Piece, Transcript};

@@ -1,5 +1,6 @@
 use crate::format::{Matrix, ShapeError};
-use crate::mla::KvFormat;
+use crate::latents::KvFormat;
+use std::io::{self, Read, Write};
 use std::sync::Arc;
 
 /// Weight bytes that stay where they were loaded.
@@ -118,9 +119,9 @@ pub trait Backend {
     /// A resident weight vector of f32.
     type Vector;
     /// One sequence's state of one KDA layer: the last inputs of three convolutions and a `[keys, values]` matrix a head.
-    type Kda;
-    /// One sequence's latents of one MLA layer.
-    type Latents;
+    type Kda: Clone;
+    /// One sequence's latents of one MLA layer. A clone shares what both have.
+    type Latents: Clone;
 
     /// Room for `capacity` rows of `width` numbers.
     fn act(&self, capacity: usize, width: usize) -> Self::Act;
@@ -140,6 +141,16 @@ pub trait Backend {
     fn latents(&self, width: usize, format: KvFormat) -> Self::Latents;
     /// Positions held by a cache.
     fn positions(&self, latents: &Self::Latents) -> usize;
+
+    /// Writes a KDA state as little-endian f32: the matrices `[heads, keys, values]`, then the last inputs of the query, key
+    /// and value convolutions, each `[taps - 1, heads * dim]`, oldest first.
+    fn save_kda(&self, kda: &Self::Kda, to: &mut dyn Write) -> io::Result<()>;
+    /// Sets a KDA state to what [`save_kda`](Self::save_kda) wrote of one of the same sizes.
+    fn load_kda(&self, kda: &mut Self::Kda, from: &mut dyn Read) -> io::Result<()>;
+    /// Writes a cache's rows, `[positions, width]`, as little-endian numbers of its format.
+    fn save_latents(&self, latents: &Self::Latents, to: &mut dyn Write) -> io::Result<()>;
+    /// Sets a cache to the `positions` rows that [`save_latents`](Self::save_latents) wrote.
+    fn load_latents(&self, latents: &mut Self::Latents, positions: usize, from: &mut dyn Read) -> io::Result<()>;
 
     /// `x = data`, given as little-endian bf16 rows.
     fn upload_bf16(&self, data: &[u8], x: &mut Self::Act);

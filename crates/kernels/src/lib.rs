@@ -25,12 +25,14 @@
 //! ```
 
 mod backend;
+mod bytes;
 mod cpu;
 mod format;
 mod functions;
 mod isa;
 mod kda;
 mod lanes;
+mod latents;
 mod matmul;
 mod mla;
 #[cfg(test)]
@@ -42,8 +44,8 @@ pub use cpu::{Cpu, KdaState, Rows, ThreadsError, Weights};
 pub use format::{BLOCK, E2M1, Elements, Matrix, SCALE_NAN, ShapeError, bf16_to_f32, e8m0, f32_to_bf16};
 pub use functions::{exp, sigmoid, silu, situ, tanh};
 pub use isa::Isa;
+pub use latents::{ATTENTION_BLOCK, KvFormat, Latents};
 pub use matmul::{LANES, Lane, Packed, tree};
-pub use mla::{ATTENTION_BLOCK, KvFormat, Latents};
 pub use vector::MAX_SOURCES;
 
 /// Version of the arithmetic in `docs/numerics.md`. Anything that changes a bit of a result raises it.

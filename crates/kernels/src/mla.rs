@@ -1,145 +1,14 @@
 //! Multi-head latent attention in the absorbed form: scores and values are taken straight from the cached latents.
 
-use crate::format::{bf16_to_f32, f32_to_bf16};
+use crate::format::bf16_to_f32;
 use crate::functions::exp;
 use crate::isa::{Isa, multiversion};
 use crate::lanes::{self, Lanes};
+use crate::latents::{ATTENTION_BLOCK, Block};
 use crate::matmul::{LANES, tree};
 
-/// Positions of one softmax block. Blocks are counted from position 0, so that a row's result does not depend on how the
-/// positions arrived.
-pub const ATTENTION_BLOCK: usize = 128;
-
-/// How the numbers of a latent cache are stored.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub enum KvFormat {
-    /// f32, as computed.
-    #[default]
-    F32,
-    /// bf16, rounded to nearest even when a position is added: half the memory, other bits.
-    Bf16,
-}
-
-impl KvFormat {
-    /// All formats.
-    pub const ALL: [Self; 2] = [Self::F32, Self::Bf16];
-
-    /// Bytes of a number.
-    pub fn bytes(self) -> usize {
-        match self {
-            KvFormat::F32 => 4,
-            KvFormat::Bf16 => 2,
-        }
-    }
-
-    /// The name on command lines and in results.
-    pub fn name(self) -> &'static str {
-        match self {
-            KvFormat::F32 => "f32",
-            KvFormat::Bf16 => "bf16",
-        }
-    }
-}
-
-impl std::fmt::Display for KvFormat {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(self.name())
-    }
-}
-
-/// The latents of one sequence and layer: a row of `width` numbers (normalised latent, then the shared key part) for each
-/// position, in pages of [`ATTENTION_BLOCK`] positions. A page is taken when its first position comes, and growing never
-/// moves what is there.
-#[derive(Clone, Debug)]
-pub struct Latents {
-    width: usize,
-    len: usize,
-    pages: Pages,
-}
-
-/// Pages `[ATTENTION_BLOCK, width]`, row-major.
-#[derive(Clone, Debug)]
-enum Pages {
-    F32(Vec<Box<[f32]>>),
-    Bf16 {
-        pages: Vec<Box<[u16]>>,
-        /// The newest row before rounding, `[width]`.
-        row: Vec<f32>,
-    },
-}
-
-impl Latents {
-    /// An empty cache of rows of `width` numbers.
-    pub fn new(width: usize, format: KvFormat) -> Self {
-        let pages = match format {
-            KvFormat::F32 => Pages::F32(vec![]),
-            KvFormat::Bf16 => Pages::Bf16 {
-                pages: vec![],
-                row: vec![0.0; width],
-            },
-        };
-        Self { width, len: 0, pages }
-    }
-
-    /// Positions held.
-    pub fn len(&self) -> usize {
-        self.len
-    }
-
-    /// Whether no position is held.
-    pub fn is_empty(&self) -> bool {
-        self.len == 0
-    }
-
-    /// Bytes taken by the pages of `positions` positions.
-    pub fn bytes(width: usize, positions: usize, format: KvFormat) -> u64 {
-        (positions.div_ceil(ATTENTION_BLOCK) * ATTENTION_BLOCK * width * format.bytes()) as u64
-    }
-
-    /// Adds one position, whose row `fill` sets.
-    pub(crate) fn push(&mut self, fill: impl FnOnce(&mut [f32])) {
-        let (width, at) = (self.width, self.len);
-        self.len += 1;
-        match &mut self.pages {
-            Pages::F32(pages) => fill(new_row(pages, width, at)),
-            Pages::Bf16 { pages, row } => {
-                fill(row);
-                let stored = new_row(pages, width, at);
-                stored.iter_mut().zip(row).for_each(|(s, x)| *s = f32_to_bf16(*x));
-            }
-        }
-    }
-
-    /// The pages with the first `positions` positions, each a row-major `[positions of the page, width]` slice.
-    pub(crate) fn blocks(&self, positions: usize) -> impl Iterator<Item = Block<'_>> {
-        assert!(positions <= self.len, "{positions} positions of {}", self.len);
-        (0..positions.div_ceil(ATTENTION_BLOCK)).map(move |i| {
-            let len = (positions - i * ATTENTION_BLOCK).min(ATTENTION_BLOCK) * self.width;
-            match &self.pages {
-                Pages::F32(pages) => Block::F32(&pages[i][..len]),
-                Pages::Bf16 { pages, .. } => Block::Bf16(&pages[i][..len]),
-            }
-        })
-    }
-}
-
-/// The row of position `at`, on a new page where it is the first of one.
-fn new_row<E: Element>(pages: &mut Vec<Box<[E]>>, width: usize, at: usize) -> &mut [E] {
-    if at / ATTENTION_BLOCK == pages.len() {
-        pages.push(vec![E::default(); ATTENTION_BLOCK * width].into_boxed_slice());
-    }
-    &mut pages[at / ATTENTION_BLOCK][at % ATTENTION_BLOCK * width..][..width]
-}
-
-/// A page's rows, or the first of them.
-#[derive(Clone, Copy, Debug)]
-pub(crate) enum Block<'a> {
-    F32(&'a [f32]),
-    Bf16(&'a [u16]),
-}
-
 /// A stored number of a latent cache. Each is exact in f32, so what follows a load is the same for all.
-trait Element: Copy + Default {
+trait Element: Copy {
     /// Sixteen numbers.
     ///
     /// # Safety
@@ -478,7 +347,8 @@ multiversion! {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::Isa;
+    use crate::format::f32_to_bf16;
+    use crate::latents::{KvFormat, Latents};
     use crate::testing::numbers;
 
     fn attend(isa: Isa, cache: &Latents, positions: usize, query: &[f32], scale: f32, value: usize) -> Vec<f32> {
@@ -566,24 +436,6 @@ mod tests {
         for isa in Isa::available() {
             let [a, b] = [&short, &long].map(|cache| attend(isa, cache, 150, &query, 0.2, value));
             assert_eq!(a, b, "{isa}");
-        }
-    }
-
-    #[test]
-    fn pages_never_move_and_take_what_is_said() {
-        for format in KvFormat::ALL {
-            let width = 7;
-            let mut cache = Latents::new(width, format);
-            let mut first = None;
-            for t in 0..3 * ATTENTION_BLOCK {
-                cache.push(|row| row.fill(t as f32));
-                let (place, bytes) = match &cache.pages {
-                    Pages::F32(pages) => (pages[0].as_ptr() as usize, pages.len() * pages[0].len() * 4),
-                    Pages::Bf16 { pages, .. } => (pages[0].as_ptr() as usize, pages.len() * pages[0].len() * 2),
-                };
-                assert_eq!(place, *first.get_or_insert(place));
-                assert_eq!(bytes as u64, Latents::bytes(width, t + 1, format));
-            }
         }
     }
 

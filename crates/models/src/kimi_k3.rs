@@ -93,24 +93,6 @@ struct Moe<B: Backend> {
     shared_experts: Glu<B>,
 }
 
-/// One sequence's state: everything that later tokens need of earlier ones.
-pub struct State<B: Backend> {
-    layers: Vec<LayerState<B>>,
-    positions: usize,
-}
-
-enum LayerState<B: Backend> {
-    Kda(B::Kda),
-    Mla(B::Latents),
-}
-
-impl<B: Backend> State<B> {
-    /// Tokens seen so far.
-    pub fn positions(&self) -> usize {
-        self.positions
-    }
-}
-
 /// Consecutive rows of one sequence in a pass.
 pub struct Segment<'a, B: Backend> {
     /// Where the sequence stands; advanced by the pass.
@@ -439,8 +421,11 @@ fn mla_shape(c: &K3Config) -> MlaShape {
 
 mod load;
 mod probe;
+mod state;
 mod workspace;
 
 use load::Loader;
 pub use probe::Probe;
+use state::LayerState;
+pub use state::{State, saved_bytes};
 pub use workspace::{LOGIT_ROWS, Workspace, state_bytes};

@@ -1,8 +1,9 @@
 use super::{Cpu, KdaState, Rows, Weights};
 use crate::backend::{MlaShape, Span, WeightFormat};
 use crate::kda;
+use crate::latents::Latents;
 use crate::matmul::{Output, Packed, matmul};
-use crate::mla::{self, Latents, Softmax};
+use crate::mla::{self, Softmax};
 
 /// Heads of one attention task come in multiples of this.
 const HEAD_GROUP: usize = 4;

@@ -4,12 +4,14 @@ mod attention;
 mod experts;
 
 use crate::backend::{Backend, ExpertMatrices, MlaShape, Routes, SharedBytes, SituCaps, Span, Taker, WeightFormat};
+use crate::bytes;
 use crate::format::{Elements, Matrix, ShapeError, bf16_to_f32};
 use crate::isa::Isa;
+use crate::latents::{KvFormat, Latents};
 use crate::matmul::{Output, Packed, matmul};
-use crate::mla::{KvFormat, Latents};
 use crate::vector;
 use rayon::prelude::*;
+use std::io::{self, Read, Write};
 use std::ops::Range;
 
 /// Outputs that one task of a matrix product takes at least; keeps tasks above the cost of handing them out.
@@ -278,6 +280,24 @@ impl Backend for Cpu {
 
     fn positions(&self, latents: &Latents) -> usize {
         latents.len()
+    }
+
+    fn save_kda(&self, kda: &KdaState, to: &mut dyn Write) -> io::Result<()> {
+        let mut parts = std::iter::once(&kda.matrix).chain(&kda.inputs);
+        parts.try_for_each(|part| bytes::write(part, f32::to_le_bytes, to))
+    }
+
+    fn load_kda(&self, kda: &mut KdaState, from: &mut dyn Read) -> io::Result<()> {
+        let mut parts = std::iter::once(&mut kda.matrix).chain(&mut kda.inputs);
+        parts.try_for_each(|part| bytes::read(part, f32::from_le_bytes, from))
+    }
+
+    fn save_latents(&self, latents: &Latents, to: &mut dyn Write) -> io::Result<()> {
+        latents.save(to)
+    }
+
+    fn load_latents(&self, latents: &mut Latents, positions: usize, from: &mut dyn Read) -> io::Result<()> {
+        latents.load(positions, from)
     }
 
     fn upload_bf16(&self, data: &[u8], x: &mut Rows) {
