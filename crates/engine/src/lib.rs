@@ -4,7 +4,7 @@
 //! weights, sequence state, the activations of a pass and slots for experts in flight, and loads what stays resident.
 //! Only the pages of a sequence's latents are taken later, as it grows; the plan has counted them. A [`Sequence`] holds tokens
 //! and the state after them; it can be branched, rolled back to a [`Snapshot`], saved ([`Engine::save`]) and restored from a
-//! [`Session`] file. [`Engine::pass`] runs rows of
+//! [`Session`] file. A [`PrefixStore`] keeps states of beginnings that may come again. [`Engine::pass`] runs rows of
 //! any number of sequences through the model, with each needed expert read once; prompts, decoding and batches are all
 //! passes. [`Engine::generate`] chooses tokens one after the other; a [`Batch`] does so for many requests that share their
 //! passes. A [`Probe`] watches a pass: streams, routes, and guesses of the
@@ -61,5 +61,8 @@ pub use placement::{
 pub use probe::{LayerProbe, Probe};
 pub use sample::{Sampler, Sampling, greedy};
 pub use sequence::{Sequence, Snapshot};
-pub use session::{Identity, Session, SessionError};
+pub use session::{
+    Identity, PREFIX_DAILY_BYTES, PREFIX_HELD_BYTES, PREFIX_INTERVAL_TOKENS, PrefixLimits, PrefixStats, PrefixStore,
+    Session, SessionError,
+};
 pub use transcript::{Piece, Transcript};

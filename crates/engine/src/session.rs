@@ -4,10 +4,14 @@ mod atomic;
 mod error;
 mod format;
 mod identity;
+mod store;
 
 pub use error::SessionError;
 pub use format::Session;
 pub use identity::Identity;
+pub use store::{
+    PREFIX_DAILY_BYTES, PREFIX_HELD_BYTES, PREFIX_INTERVAL_TOKENS, PrefixLimits, PrefixStats, PrefixStore,
+};
 
 use crate::engine::Engine;
 use crate::error::Error;
