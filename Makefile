@@ -1,5 +1,5 @@
 # What people do here. `cargo` alone is enough to build and test; these are the long ones.
-.PHONY: test ci deny bench-orders large bench-kernels ladder
+.PHONY: test ci deny bench-orders large bench-kernels ladder jobs
 
 test:
 	cargo test --workspace
@@ -30,3 +30,7 @@ bench-kernels:
 LADDER_DIR ?= target/ladder
 ladder:
 	cargo run --release -p ladder -- --scratch $(LADDER_DIR) --out bench/results/ladder-$(shell date -u +%Y%m%d-%H%M).json
+
+# 1,000 questions to the demo model, killed at 20 random moments and run again: the results are those of an undisturbed run.
+jobs:
+	JOBS_LINES=1000 JOBS_KILLS=20 cargo test --release -p anabranch --test jobs -- killed --nocapture

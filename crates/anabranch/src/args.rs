@@ -49,6 +49,39 @@ Events (--events): one JSON object a line for each read that has ended:
 Exit status: 0 done, 1 error, 2 wrong usage, 130 interrupted by Ctrl-C (what
 was generated until then is shown). A closed standard output ends quietly with 0.";
 
+const JOBS_NOTES: &str = "\
+A line of IN:
+  {\"custom_id\": \"a\", \"method\": \"POST\", \"url\": \"/v1/chat/completions\", \"body\":
+   {\"messages\": [{\"role\": \"user\", \"content\": \"Hello\"}], \"max_tokens\": 100}}
+Fields of body:
+  messages            role, content (a text, or parts of type text), name;
+                      reasoning_content of an assistant. /v1/completions has
+                      prompt instead: a text, or a list of token ids
+  max_tokens          or max_completion_tokens
+  temperature, top_p, top_k, min_p   as for run; greedy without a temperature
+  seed                without it, one that follows from custom_id
+  stop                a text or a list of texts
+  reasoning_effort    off (or none), low, high, max
+  model               any name: the one model that is loaded answers, and the
+                      result names it
+  user, metadata      change nothing
+  n, stream, logprobs, echo, best_of, tools, response_format, logit_bias,
+  presence_penalty, frequency_penalty   only with the value that changes nothing
+Any other field is an error of its line.
+
+A line of OUT has id, custom_id, and response or error, the other null. error
+has code, message and the line's number. ids follow from the line, the model and
+the settings, and created is 0, so that OUT has the same lines however often the
+run was stopped. To have a line with an error tried again, delete it from OUT.
+
+Summary (--json): time in seconds, bytes of experts. tokens_per_s and
+bytes_per_token count generated tokens; rows are tokens that went through the
+model, of prompts and answers.
+
+Exit status: 0 every line is answered, 1 error, 2 wrong usage, 3 done but some
+lines have an error, 130 interrupted by Ctrl-C. After 1 and 130 the same command
+goes on.";
+
 const ROUTING_NOTES: &str = "\
 Columns (--json fields):
   top tenth   top_tenth: share of the layer's reads that falls on the tenth of
@@ -82,6 +115,7 @@ pub struct Args {
 #[derive(Subcommand)]
 pub enum Command {
     Run(Box<RunArgs>),
+    Jobs(Box<JobsArgs>),
     Inspect(InspectArgs),
     Logits(LogitsArgs),
     Drives(DrivesArgs),
@@ -165,6 +199,63 @@ pub struct RunArgs {
     /// Tokens that the sequence may reach [default: what prompt and answer need; 8192 in a chat]
     #[arg(long, value_name = "N", value_parser = positive, help_heading = "Machine")]
     pub context: Option<usize>,
+}
+
+/// Answer a file of questions, many at a time.
+///
+/// IN has a request a line, in OpenAI's batch format; each gets one line in OUT, as soon as it is done. A run that was stopped,
+/// killed even, goes on when the same command is given again: what OUT has is not done twice, and is the same as without the
+/// stop.
+#[derive(clap::Args)]
+#[command(after_help = SIZE_NOTES, after_long_help = format!("{SIZE_NOTES}\n\n{JOBS_NOTES}"))]
+pub struct JobsArgs {
+    /// The questions: a JSON object a line, with custom_id, method, url and body
+    #[arg(value_name = "IN.jsonl")]
+    pub input: PathBuf,
+
+    /// The results; what an earlier run left there is kept
+    #[arg(value_name = "OUT.jsonl")]
+    pub output: PathBuf,
+
+    /// Folder of the checkpoint, as published; without it a small demo model
+    #[arg(long, value_name = "DIR")]
+    pub model: Option<PathBuf>,
+
+    /// How much the model thinks where a line has no reasoning_effort
+    #[arg(long, value_name = "EFFORT", default_value = "off")]
+    pub thinking_effort: EffortName,
+
+    /// Most new tokens where a line does not say [default: 512]
+    #[arg(long, value_name = "N", value_parser = positive)]
+    pub max_tokens: Option<usize>,
+
+    /// Most requests that run at one time [default: as many as fit the memory, up to 1024]
+    #[arg(long, value_name = "N", value_parser = positive)]
+    pub batch: Option<usize>,
+
+    /// Most tokens of a request, prompt and answer; longer ones get an error [default: the model's own limit]
+    ///
+    /// Every request that runs gets memory for as many tokens as the longest line needs.
+    #[arg(long, value_name = "N", value_parser = positive)]
+    pub context: Option<usize>,
+
+    /// The summary as one JSON object on standard output, at the end
+    #[arg(long)]
+    pub json: bool,
+
+    /// A table of times and bytes on standard error, at the end
+    #[arg(long)]
+    pub stats: bool,
+
+    /// How the memory is divided, and a line of progress every 30 seconds
+    #[arg(long, short)]
+    pub verbose: bool,
+
+    #[command(flatten)]
+    pub experts: ExpertsArgs,
+
+    #[command(flatten)]
+    pub machine: MachineArgs,
 }
 
 #[derive(clap::Args)]

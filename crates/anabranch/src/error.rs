@@ -77,6 +77,23 @@ pub enum Error {
     EventsFile { path: PathBuf, source: io::Error },
     #[error("{}: found no pack, expected files in .pack; name a drive's folder or a pack", path.display())]
     NoPack { path: PathBuf },
+    #[error(
+        "{}: found another process that writes these results, expected none; wait for it, or name another file",
+        path.display()
+    )]
+    ResultsInUse { path: PathBuf },
+    #[error(
+        "{}: found {others} results of other lines, another model or other settings, expected only results of {}; name another file, or repeat the first command",
+        path.display(),
+        input.display()
+    )]
+    OtherResults { path: PathBuf, input: PathBuf, others: u64 },
+    /// All lines are done, but not all are answered.
+    #[error(
+        "{}: found errors for {errors} of {of} lines, expected none; each says what is wrong with its line",
+        path.display()
+    )]
+    LineErrors { path: PathBuf, errors: u64, of: u64 },
     /// Somebody pressed Ctrl-C, and what there is has been shown.
     #[error("interrupted")]
     Interrupted,

@@ -20,6 +20,7 @@ pub fn logits(settings: &Logits, interrupt: &Interrupt) -> Result<(), Error> {
     let needs = Needs {
         positions: ids.len(),
         pass_rows: ids.len(),
+        sequences: 1,
         all_logits: settings.all,
     };
     let mut engine = model::load(checkpoint, &settings.experts, &settings.machine, &needs, interrupt)?;

@@ -13,6 +13,7 @@ mod error;
 mod events;
 mod ids;
 mod inspect;
+mod jobs;
 mod logits;
 mod model;
 mod npy;
@@ -38,6 +39,8 @@ use signals::{EXIT_INTERRUPTED, Interrupt};
 
 const EXIT_ERROR: u8 = 1;
 const EXIT_USAGE: u8 = 2;
+/// `jobs` is done, but some lines have an error.
+const EXIT_LINE_ERRORS: u8 = 3;
 
 fn main() -> ExitCode {
     let args = args::Args::parse();
@@ -51,6 +54,7 @@ fn obey(settings: &Settings) -> Result<(), Error> {
     let interrupt = Interrupt::listen()?;
     match settings {
         Settings::Run(run) => run::run(run, &interrupt),
+        Settings::Jobs(jobs) => jobs::jobs(jobs, &interrupt),
         Settings::Inspect(inspect) => inspect::inspect(inspect, &interrupt),
         Settings::Logits(logits) => logits::logits(logits, &interrupt),
         Settings::Drives(drives) => drives::drives(drives, &interrupt),
@@ -71,6 +75,7 @@ fn end(error: &Error) -> ExitCode {
     }
     match error {
         Error::Usage(_) => EXIT_USAGE.into(),
+        Error::LineErrors { .. } => EXIT_LINE_ERRORS.into(),
         _ => EXIT_ERROR.into(),
     }
 }

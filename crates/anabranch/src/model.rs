@@ -35,6 +35,8 @@ pub struct Needs {
     pub positions: usize,
     /// Rows of the largest useful pass.
     pub pass_rows: usize,
+    /// Sequences that are useful at one time.
+    pub sequences: usize,
     /// Whether the logits of all rows are wanted.
     pub all_logits: bool,
 }
@@ -60,6 +62,7 @@ pub fn load(
         kv: machine.kv,
         positions: needs.positions,
         pass_rows: needs.pass_rows,
+        sequences: needs.sequences,
         all_logits: needs.all_logits,
         placement,
         measure: machine.profiles.clone().map_or(Measure::Never, Measure::Remember),

@@ -64,6 +64,7 @@ fn once(
     let needs = Needs {
         positions: room.positions,
         pass_rows: prompt.len(),
+        sequences: 1,
         all_logits: false,
     };
     let stop_ids = checkpoint.stop_ids().to_vec();
@@ -131,6 +132,7 @@ fn chat(settings: &Run, conversation: &Conversation, interrupt: &Interrupt) -> R
     let needs = Needs {
         positions: settings.context.unwrap_or(DEFAULT_CHAT_CONTEXT.min(limit)),
         pass_rows: CHAT_PASS_ROWS,
+        sequences: 1,
         all_logits: false,
     };
     let opening = opening(conversation)?;
@@ -232,7 +234,7 @@ impl Room {
 }
 
 /// What `--verbose` tells.
-fn describe(engine: &Engine) {
+pub fn describe(engine: &Engine) {
     output::say(format_args!("memory:\n{}", engine.plan().to_string().trim_end()));
     output::say(format_args!(
         "kernels: {}, {} threads, numerics {}",

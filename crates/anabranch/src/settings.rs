@@ -112,6 +112,24 @@ pub struct Run {
     pub context: Option<usize>,
 }
 
+pub struct Jobs {
+    pub model: Model,
+    pub input: PathBuf,
+    pub output: PathBuf,
+    /// Where a line does not say.
+    pub effort: Effort,
+    pub max_tokens: Option<usize>,
+    /// Most sequences at one time.
+    pub batch: Option<usize>,
+    /// Most tokens of a line's prompt and answer.
+    pub context: Option<usize>,
+    pub json: bool,
+    pub stats: bool,
+    pub verbose: bool,
+    pub experts: Experts,
+    pub machine: Machine,
+}
+
 pub struct Inspect {
     pub model: Model,
     pub json: bool,
@@ -187,6 +205,7 @@ pub struct Routing {
 /// One command.
 pub enum Settings {
     Run(Box<Run>),
+    Jobs(Box<Jobs>),
     Inspect(Inspect),
     Logits(Logits),
     Drives(Drives),
@@ -203,6 +222,20 @@ impl Settings {
     pub fn new(args: args::Args, around: &Surroundings) -> Result<Self, Error> {
         Ok(match args.command {
             args::Command::Run(args) => Settings::Run(Box::new(run(*args, around)?)),
+            args::Command::Jobs(args) => Settings::Jobs(Box::new(Jobs {
+                model: model(args.model, around),
+                input: args.input,
+                output: args.output,
+                effort: args.thinking_effort.into(),
+                max_tokens: args.max_tokens,
+                batch: args.batch,
+                context: args.context,
+                json: args.json,
+                stats: args.stats,
+                verbose: args.verbose,
+                experts: experts(args.experts),
+                machine: machine(args.machine, around),
+            })),
             args::Command::Inspect(args) => Settings::Inspect(Inspect {
                 model: model(args.dir, around),
                 json: args.json,

@@ -33,6 +33,7 @@ pub fn routing(settings: &Routing, interrupt: &Interrupt) -> Result<(), Error> {
     let needs = Needs {
         positions: longest.saturating_add(settings.max_tokens),
         pass_rows: longest,
+        sequences: 1,
         all_logits: false,
     };
     let mut engine = model::load(

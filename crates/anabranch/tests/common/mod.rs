@@ -1,6 +1,8 @@
 //! The program from outside, and folders to run it on.
 #![allow(dead_code)] // each test file uses its part
 
+pub mod jobs;
+
 use std::ffi::OsStr;
 use std::fs;
 use std::path::{Path, PathBuf};
