@@ -78,7 +78,7 @@ impl MemoryPlan {
     /// Divides the budget, or says what would be enough. The files need not be there: configuration and schema suffice,
     /// with the bytes of a slot, for which there is [`most_slot_bytes`].
     ///
-    /// One sequence and the slots that one row needs come first; then passes grow to [`GOOD_PASS_ROWS`], sequences to as many as
+    /// One sequence and the slots that one row needs come first; then passes grow to 512 rows, sequences to as many as
     /// are wished for, each with a row in a pass, and passes and slots again as far as they fit.
     pub fn new(c: &K3Config, schema: &Schema, slot_bytes: u64, wishes: &Wishes) -> Result<Self, Error> {
         let least_slots = least_slots(wishes);
