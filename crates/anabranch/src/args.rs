@@ -169,6 +169,16 @@ pub struct RunArgs {
     #[arg(long, value_name = "TEXT", value_parser = stop_text)]
     pub stop: Vec<String>,
 
+    /// Go on where this file ends, and save there after each answer; a new file begins a new session
+    ///
+    /// It holds the tokens and the state after them, so that nothing is computed twice. With --raw or --ids the new prompt follows the
+    /// stored text; --raw without a prompt continues it.
+    #[arg(long, value_name = "FILE")]
+    pub session: Option<PathBuf>,
+
+    #[command(flatten)]
+    pub prefix: PrefixArgs,
+
     /// One JSON object on standard output, at the end, instead of text
     ///
     /// Its fields are prompt_ids, ids, text, reasoning, finish_reason (stop, length, cancelled) and stats.
@@ -270,6 +280,25 @@ pub struct ExpertsArgs {
     /// A file that lists such folders; docs/layout.md describes it
     #[arg(long, value_name = "FILE", conflicts_with = "drives")]
     pub layout: Option<PathBuf>,
+}
+
+#[derive(clap::Args)]
+#[command(next_help_heading = "Prefix store")]
+pub struct PrefixArgs {
+    /// Keep states of prompts and answers in this folder, and begin with the longest that fits; off: do not
+    ///
+    /// Without a folder: the user's folder for cached files. Each state of Kimi K3 takes 434 MB and 55 KB a token.
+    #[arg(long, value_name = "DIR|off", num_args = 0..=1, default_value = "off", default_missing_value = "",
+          hide_default_value = true)]
+    pub prefix_store: OsString,
+
+    /// Most bytes that the store holds [default: 16GiB]
+    #[arg(long, value_name = "SIZE", value_parser = sizes::parse, requires = "prefix_store", hide_short_help = true)]
+    pub prefix_held: Option<u64>,
+
+    /// Most bytes that are written to the store in a day [default: 64GiB]
+    #[arg(long, value_name = "SIZE", value_parser = sizes::parse, requires = "prefix_store", hide_short_help = true)]
+    pub prefix_daily: Option<u64>,
 }
 
 #[derive(clap::Args)]

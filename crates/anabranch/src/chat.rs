@@ -3,14 +3,14 @@
 use std::io::BufRead;
 
 use checkpoint::chat::{Effort, Message, Role, render};
-use checkpoint::tokenizer::Tokenizer;
-use engine::{Engine, Finish, Request, Sequence, Transcript};
+use engine::{Finish, Request, Sequence, Transcript};
 
-use crate::answer::{Answer, answer};
+use crate::answer::{Answer, Answerer};
 use crate::error::Error;
 use crate::model;
 use crate::output::Screen;
 use crate::run::{Room, utf8};
+use crate::session::SessionFile;
 use crate::settings::Generation;
 use crate::signals::Interrupt;
 
@@ -21,12 +21,15 @@ const NEW: &str = "/new";
 
 /// A conversation and the sequence that has seen most of it.
 pub struct Chat<'a> {
-    pub engine: &'a mut Engine,
-    pub tokenizer: &'a Tokenizer,
+    pub answerer: Answerer<'a>,
     pub generation: &'a Generation,
     pub effort: Effort,
     pub messages: Vec<Message>,
     pub sequence: Option<Sequence>,
+    /// Whether that sequence came from the session file.
+    pub from_session: bool,
+    /// The file to save to after each answer.
+    pub session: Option<SessionFile>,
     /// Whether each answer is followed by its costs.
     pub stats: bool,
 }
@@ -80,9 +83,9 @@ impl Chat<'_> {
     fn turn(&mut self, question: String, screen: &mut Screen<'_>, interrupt: &Interrupt) -> Result<(), Error> {
         self.messages.push(Message::new(Role::User, question));
         let working = interrupt.working();
-        let made = self.answer(screen, interrupt)?;
-        drop(working);
-        model::pass_notices_on(self.engine);
+        let prompt = render(self.answerer.tokenizer, &self.messages, self.effort);
+        let made = self.answer(&prompt, screen, interrupt)?;
+        model::pass_notices_on(self.answerer.engine);
         if self.stats {
             screen.aside(&made.stats.table());
         }
@@ -93,52 +96,47 @@ impl Chat<'_> {
             self.messages.pop();
             return Ok(());
         }
-        let mut message = Message::new(Role::Assistant, made.text);
-        message.reasoning = self.effort.thinks().then_some(made.reasoning);
-        self.messages.push(message);
+        self.messages.push(made.message(self.effort));
+        if let (Some(session), Some(sequence)) = (&self.session, &self.sequence) {
+            let saved = session.save(self.answerer.engine, sequence, &prompt, &made, Some(&self.messages));
+            // The conversation goes on; the next answer is saved with this one.
+            if let Err(problem) = saved {
+                screen.aside(&format!("note: the session was not saved: {problem}\n"));
+            }
+        }
+        drop(working);
         Ok(())
     }
 
-    fn answer(&mut self, screen: &mut Screen<'_>, interrupt: &Interrupt) -> Result<Answer, Error> {
-        let prompt = render(self.tokenizer, &self.messages, self.effort);
-        let positions = self.engine.plan().positions;
+    fn answer(&mut self, prompt: &[u32], screen: &mut Screen<'_>, interrupt: &Interrupt) -> Result<Answer, Error> {
+        let engine = &self.answerer.engine;
+        let positions = engine.plan().positions;
         let room = Room::new(prompt.len(), self.generation.max_tokens, Some(positions), positions)?;
-        let (mut sequence, seen) = self.sequence_for(&prompt);
+        let stop_ids = engine.checkpoint().stop_ids().to_vec();
+        let mut begun = self.answerer.begin(self.sequence.take(), prompt);
+        let seen = begun.sequence.ids().len();
+        if self.session.is_some() {
+            begun.sequence.decode_in_whole_passes();
+        }
         let request = Request {
             prompt: prompt[seen..].to_vec(),
             max_tokens: room.max_tokens,
-            stop_ids: self.engine.checkpoint().stop_ids().to_vec(),
+            stop_ids,
             sampling: self.generation.sampling,
         };
         let transcript = Transcript::chat(self.effort, self.generation.stops.clone());
-        let made = answer(
-            self.engine,
-            self.tokenizer,
-            &mut sequence,
-            request,
-            transcript,
-            screen,
-            interrupt.cancel(),
-        );
-        self.sequence = Some(sequence);
-        made
-    }
-
-    /// A sequence that has seen the beginning of `prompt`, and how much: the last one where its tokens are that beginning,
-    /// else a new one.
-    fn sequence_for(&mut self, prompt: &[u32]) -> (Sequence, usize) {
-        // The old one is dropped before there is a new one: memory is set aside for one.
-        let old = self.sequence.take().filter(|sequence| {
-            let ids = sequence.ids();
-            !sequence.is_spoilt() && ids.len() < prompt.len() && prompt.starts_with(ids)
-        });
-        match old {
-            Some(sequence) => {
-                let seen = sequence.ids().len();
-                (sequence, seen)
+        let made = self
+            .answerer
+            .answer(&mut begun, request, transcript, screen, interrupt.cancel());
+        let from_session = std::mem::take(&mut self.from_session);
+        let made = made.map(|mut made| {
+            if from_session {
+                made.stats.session_tokens_restored = seen - begun.from_store;
             }
-            None => (self.engine.new_sequence(), 0),
-        }
+            made
+        });
+        self.sequence = Some(begun.sequence);
+        made
     }
 }
 
@@ -146,7 +144,8 @@ impl Chat<'_> {
 mod tests {
     use super::*;
     use checkpoint::Checkpoint;
-    use engine::{Options, Sampling};
+    use checkpoint::tokenizer::Tokenizer;
+    use engine::{Engine, Options, Sampling};
     use std::path::{Path, PathBuf};
 
     fn golden() -> PathBuf {
@@ -164,6 +163,14 @@ mod tests {
         (engine, Tokenizer::load(&golden()).unwrap())
     }
 
+    fn answerer<'a>(engine: &'a mut Engine, tokenizer: &'a Tokenizer) -> Answerer<'a> {
+        Answerer {
+            engine,
+            tokenizer,
+            store: None,
+        }
+    }
+
     fn generation() -> Generation {
         Generation {
             max_tokens: Some(12),
@@ -174,14 +181,22 @@ mod tests {
 
     /// What a conversation over these lines shows, and its messages.
     fn talk(lines: &[u8]) -> (String, String, Vec<Message>) {
+        talk_in(lines, None)
+    }
+
+    /// The same, as the continuation of a session.
+    fn talk_in(lines: &[u8], path: Option<&Path>) -> (String, String, Vec<Message>) {
         let ((mut engine, tokenizer), generation) = (open(), generation());
+        let mut session = path.map(|path| SessionFile::open(path, true).unwrap());
+        let sequence = session.as_mut().and_then(|session| session.restore(&engine).unwrap());
         let mut chat = Chat {
-            engine: &mut engine,
-            tokenizer: &tokenizer,
+            answerer: answerer(&mut engine, &tokenizer),
             generation: &generation,
             effort: Effort::Off,
-            messages: vec![],
-            sequence: None,
+            messages: session.iter().flat_map(|s| s.messages.clone()).flatten().collect(),
+            from_session: sequence.is_some(),
+            sequence,
+            session,
             stats: false,
         };
         let (mut text, mut side) = (vec![], vec![]);
@@ -208,12 +223,11 @@ mod tests {
                 stop_ids: engine.checkpoint().stop_ids().to_vec(),
                 sampling: Sampling::default(),
             };
-            let mut sequence = engine.new_sequence();
+            let mut answerer = answerer(&mut engine, &tokenizer);
+            let mut begun = answerer.begin(None, &request.prompt);
             let (mut no_text, mut no_side) = (std::io::sink(), std::io::sink());
-            let fresh = answer(
-                &mut engine,
-                &tokenizer,
-                &mut sequence,
+            let fresh = answerer.answer(
+                &mut begun,
                 request,
                 Transcript::chat(Effort::Off, vec![]),
                 &mut Screen::new(&mut no_text, &mut no_side, false),
@@ -221,6 +235,24 @@ mod tests {
             );
             assert_eq!(fresh.unwrap().text, messages[answered].content);
         }
+    }
+
+    /// In one run, or with the program ended between any two questions.
+    #[test]
+    fn a_session_goes_on_as_if_nothing_had_been() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("session");
+        let (_, _, want) = talk(b"hello\nwhy?\nand then?\n");
+        assert_eq!(want.len(), 6);
+        for (n, line) in [&b"hello\n"[..], b"why?\n", b"and then?\n"].into_iter().enumerate() {
+            let (_, side, messages) = talk_in(line, Some(&path));
+            assert!(!side.contains("not saved"), "{side}");
+            assert_eq!(messages, want[..2 * n + 2]);
+        }
+        // /new leaves the messages before; the next answer begins the file anew.
+        let (_, _, messages) = talk_in(b"/new\nhello\n", Some(&path));
+        assert_eq!(messages, want[..2]);
+        assert_eq!(SessionFile::open(&path, true).unwrap().messages.unwrap(), want[..2]);
     }
 
     #[test]
@@ -233,27 +265,19 @@ mod tests {
 
     #[test]
     fn a_sequence_goes_on_where_the_prompt_does() {
-        let ((mut engine, tokenizer), generation) = (open(), generation());
+        let (mut engine, tokenizer) = open();
         let prompt = [5, 6, 7, 8];
-        let mut chat = Chat {
-            engine: &mut engine,
-            tokenizer: &tokenizer,
-            generation: &generation,
-            effort: Effort::Off,
-            messages: vec![],
-            sequence: None,
-            stats: false,
-        };
-        assert_eq!(chat.sequence_for(&prompt).1, 0);
+        let mut answerer = answerer(&mut engine, &tokenizer);
+        assert!(answerer.begin(None, &prompt).sequence.ids().is_empty());
         for (seen, kept) in [(&[5, 6][..], 2), (&[5, 6, 7], 3), (&[5, 7], 0), (&[5, 6, 7, 8], 0)] {
-            let mut sequence = chat.engine.new_sequence();
+            let mut sequence = answerer.engine.new_sequence();
             let no_progress = &mut |_| ();
-            chat.engine
+            answerer
+                .engine
                 .prefill(&mut sequence, seen, Interrupt::default().cancel(), no_progress)
                 .unwrap();
-            chat.sequence = Some(sequence);
-            let (sequence, found) = chat.sequence_for(&prompt);
-            assert_eq!((found, sequence.ids()), (kept, &prompt[..kept]), "{seen:?}");
+            let begun = answerer.begin(Some(sequence), &prompt);
+            assert_eq!(begun.sequence.ids(), &prompt[..kept], "{seen:?}");
         }
     }
 }

@@ -39,6 +39,13 @@ pub enum Error {
         found: String,
         expected: &'static str,
     },
+    /// A session file holds something else than is to be continued.
+    #[error("{}: found {found}, expected {expected}; name another file with --session", path.display())]
+    SessionNote {
+        path: PathBuf,
+        found: String,
+        expected: &'static str,
+    },
     /// Prompt and answer do not fit.
     #[error(
         "a prompt of {prompt} tokens and --max-tokens {max_tokens} make {}, expected at most {limit} ({limited_by}); {next}",

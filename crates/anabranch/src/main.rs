@@ -21,6 +21,7 @@ mod output;
 mod place;
 mod reads;
 mod run;
+mod session;
 mod settings;
 mod signals;
 mod sizes;

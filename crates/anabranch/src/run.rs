@@ -4,40 +4,57 @@ use std::io::{IsTerminal, Read};
 use std::time::Instant;
 
 use checkpoint::Checkpoint;
-use checkpoint::chat::{Message, Role, render};
+use checkpoint::chat::{Effort, Message, Role, render};
 use checkpoint::tokenizer::Tokenizer;
 use engine::{Engine, Finish, Request, Transcript};
 
-use crate::answer::{Answer, answer};
+use crate::answer::{Answer, Answerer};
 use crate::args::{DEFAULT_CHAT_CONTEXT, DEFAULT_MAX_TOKENS};
 use crate::chat::Chat;
 use crate::error::Error;
 use crate::events::EventLog;
 use crate::model::{self, Needs};
 use crate::output::{self, Screen};
+use crate::session::{self, SessionFile};
 use crate::settings::{Conversation, Display, Input, Run, TextSource};
 use crate::signals::Interrupt;
 
 /// Rows of the largest pass of a chat, whose prompts are not known in advance.
 const CHAT_PASS_ROWS: usize = 512;
 
+/// A prompt with all that precedes it, and what becomes of it.
+struct Work {
+    prompt: Vec<u32>,
+    transcript: Transcript,
+    /// The conversation up to the question, and how much is thought before the answer.
+    messages: Option<(Vec<Message>, Effort)>,
+}
+
 pub fn run(settings: &Run, interrupt: &Interrupt) -> Result<(), Error> {
     let stops = || settings.generation.stops.clone();
+    let text = |before: &SessionFile, new: &[u32]| Work {
+        prompt: [&before.tokens, new].concat(),
+        transcript: Transcript::raw(stops()),
+        messages: None,
+    };
     match &settings.input {
         Input::Chat(conversation) => chat(settings, conversation, interrupt),
-        Input::Ids(ids) => once(settings, interrupt, |_| Ok((ids.clone(), Transcript::raw(stops())))),
-        Input::Raw(source) => once(settings, interrupt, |tokenizer| {
-            let text = read_text(source)?;
-            if text.is_empty() {
+        Input::Ids(ids) => once(settings, false, interrupt, |_, before| Ok(text(before, ids))),
+        Input::Raw(source) => once(settings, false, interrupt, |tokenizer, before| {
+            let new = read_text(source)?;
+            if new.is_empty() && before.tokens.is_empty() {
                 return Err(Error::EmptyRaw);
             }
-            Ok((tokenizer.encode_ordinary(&text), Transcript::raw(stops())))
+            Ok(text(before, &tokenizer.encode_ordinary(&new)))
         }),
-        Input::Question(source, conversation) => once(settings, interrupt, |tokenizer| {
-            let mut messages = opening(conversation)?;
+        Input::Question(source, conversation) => once(settings, true, interrupt, |tokenizer, before| {
+            let mut messages = beginning(conversation, before)?;
             messages.push(Message::new(Role::User, read_text(source)?));
-            let prompt = render(tokenizer, &messages, conversation.effort);
-            Ok((prompt, Transcript::chat(conversation.effort, stops())))
+            Ok(Work {
+                prompt: render(tokenizer, &messages, conversation.effort),
+                transcript: Transcript::chat(conversation.effort, stops()),
+                messages: Some((messages, conversation.effort)),
+            })
         }),
     }
 }
@@ -45,15 +62,28 @@ pub fn run(settings: &Run, interrupt: &Interrupt) -> Result<(), Error> {
 /// One prompt, one answer.
 fn once(
     settings: &Run,
+    conversation: bool,
     interrupt: &Interrupt,
-    prompt: impl FnOnce(&Tokenizer) -> Result<(Vec<u32>, Transcript), Error>,
+    work: impl FnOnce(&Tokenizer, &SessionFile) -> Result<Work, Error>,
 ) -> Result<(), Error> {
     let _working = interrupt.working();
     let start = Instant::now();
+    let mut session = match &settings.session {
+        Some(path) => SessionFile::open(path, conversation)?,
+        None => SessionFile::none(conversation),
+    };
     let dir = model::folder(&settings.model)?;
     let checkpoint = Checkpoint::open(&dir)?;
     let tokenizer = Tokenizer::load(&dir)?;
-    let (prompt, transcript) = prompt(&tokenizer)?;
+    let Work {
+        prompt,
+        transcript,
+        messages,
+    } = work(&tokenizer, &session)?;
+    // Without a new token there is nothing to feed, and the state alone gives no logits.
+    if !conversation && settings.session.is_some() && prompt.len() <= session.stored_tokens() {
+        return Err(Error::EmptyRaw);
+    }
     model::check_ids(&checkpoint, &prompt)?;
     let room = Room::new(
         prompt.len(),
@@ -62,7 +92,7 @@ fn once(
         checkpoint.config().max_position_embeddings,
     )?;
     let needs = Needs {
-        positions: room.positions,
+        positions: room.positions.max(session.stored_tokens()),
         pass_rows: prompt.len(),
         sequences: 1,
         all_logits: false,
@@ -74,12 +104,23 @@ fn once(
         }
         loaded => loaded?,
     };
-    let load_s = start.elapsed().as_secs_f64();
     if settings.display.verbose {
         describe(&engine);
     }
+    let stored = session.restore(&engine)?;
+    let mut answerer = Answerer {
+        store: session::prefix_store(settings.prefix.as_ref(), &engine)?,
+        engine: &mut engine,
+        tokenizer: &tokenizer,
+    };
+    let mut begun = answerer.begin(stored, &prompt);
+    let seen = begun.sequence.ids().len();
+    if settings.session.is_some() {
+        begun.sequence.decode_in_whole_passes();
+    }
+    let load_s = start.elapsed().as_secs_f64();
     let request = Request {
-        prompt,
+        prompt: prompt[seen..].to_vec(),
         max_tokens: room.max_tokens,
         stop_ids,
         sampling: settings.generation.sampling,
@@ -90,23 +131,23 @@ fn once(
         true => Screen::new(&mut no_text, &mut no_side, false),
         false => Screen::new(&mut stdout, &mut stderr, std::io::stderr().is_terminal()),
     };
-    let log = start_log(&settings.display, &engine)?;
-    let mut sequence = engine.new_sequence();
-    let cancel = interrupt.cancel();
-    let made = answer(
-        &mut engine,
-        &tokenizer,
-        &mut sequence,
-        request,
-        transcript,
-        &mut screen,
-        cancel,
-    );
-    model::pass_notices_on(&engine);
+    let log = start_log(&settings.display, answerer.engine)?;
+    let made = answerer.answer(&mut begun, request, transcript, &mut screen, interrupt.cancel());
+    model::pass_notices_on(answerer.engine);
     log.map(EventLog::finish).transpose()?;
     let mut made = made?;
     made.stats.load_s = load_s;
-    finish(&made, &settings.display)
+    made.stats.session_tokens_restored = seen - begun.from_store;
+    let messages = messages.map(|(mut messages, effort)| {
+        messages.push(made.message(effort));
+        messages
+    });
+    let saved = match &settings.session {
+        Some(_) => session.save(answerer.engine, &begun.sequence, &prompt, &made, messages.as_deref()),
+        None => Ok(()),
+    };
+    // The answer is shown even where it cannot be saved.
+    finish(&made, &settings.display).and(saved)
 }
 
 /// Shows what is shown at the end.
@@ -129,26 +170,38 @@ fn chat(settings: &Run, conversation: &Conversation, interrupt: &Interrupt) -> R
     let checkpoint = Checkpoint::open(&dir)?;
     let tokenizer = Tokenizer::load(&dir)?;
     let limit = checkpoint.config().max_position_embeddings;
+    let mut session = match &settings.session {
+        Some(path) => SessionFile::open(path, true)?,
+        None => SessionFile::none(true),
+    };
+    // A session that has grown beyond the usual room needs some for the next answer.
+    let usual = DEFAULT_CHAT_CONTEXT.max(session.stored_tokens() + 2 * DEFAULT_MAX_TOKENS);
     let needs = Needs {
-        positions: settings.context.unwrap_or(DEFAULT_CHAT_CONTEXT.min(limit)),
+        positions: settings.context.unwrap_or(usual.min(limit)),
         pass_rows: CHAT_PASS_ROWS,
         sequences: 1,
         all_logits: false,
     };
-    let opening = opening(conversation)?;
+    let messages = beginning(conversation, &session)?;
     let mut engine = model::load(checkpoint, &settings.experts, &settings.machine, &needs, interrupt)?;
     drop(loading);
     if settings.display.verbose {
         describe(&engine);
     }
     let log = start_log(&settings.display, &engine)?;
+    let sequence = session.restore(&engine)?;
     let mut chat = Chat {
-        engine: &mut engine,
-        tokenizer: &tokenizer,
+        answerer: Answerer {
+            store: session::prefix_store(settings.prefix.as_ref(), &engine)?,
+            engine: &mut engine,
+            tokenizer: &tokenizer,
+        },
         generation: &settings.generation,
         effort: conversation.effort,
-        messages: opening,
-        sequence: None,
+        messages,
+        from_session: sequence.is_some(),
+        sequence,
+        session: settings.session.is_some().then_some(session),
         stats: settings.display.stats,
     };
     let (mut stdout, mut stderr) = (std::io::stdout(), std::io::stderr());
@@ -162,6 +215,22 @@ fn chat(settings: &Run, conversation: &Conversation, interrupt: &Interrupt) -> R
 fn start_log(display: &Display, engine: &Engine) -> Result<Option<EventLog>, Error> {
     let path = display.events.as_ref();
     path.map(|path| EventLog::start(path, engine)).transpose()
+}
+
+/// The messages before a question: those of the session, or the opening of a new conversation.
+fn beginning(conversation: &Conversation, before: &SessionFile) -> Result<Vec<Message>, Error> {
+    let opening = opening(conversation)?;
+    match &before.messages {
+        Some(messages) if !messages.is_empty() => match opening.is_empty() || messages.starts_with(&opening) {
+            true => Ok(messages.clone()),
+            false => Err(Error::Usage(
+                "--system: the session began with other instructions, expected the same or none; leave out --system, or name a \
+                 new file with --session"
+                    .to_owned(),
+            )),
+        },
+        _ => Ok(opening),
+    }
 }
 
 /// What precedes the first question.

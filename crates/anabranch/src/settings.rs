@@ -4,7 +4,7 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 
 use checkpoint::chat::Effort;
-use engine::{Isa, KvFormat, Sampling};
+use engine::{Isa, KvFormat, PrefixLimits, Sampling};
 
 use crate::args::{self, EffortName};
 use crate::error::Error;
@@ -101,6 +101,12 @@ pub struct Display {
     pub verbose: bool,
 }
 
+/// The prefix store.
+pub struct PrefixSettings {
+    pub folder: PathBuf,
+    pub limits: PrefixLimits,
+}
+
 pub struct Run {
     pub model: Model,
     pub input: Input,
@@ -110,6 +116,9 @@ pub struct Run {
     pub machine: Machine,
     /// Positions to set memory aside for.
     pub context: Option<usize>,
+    /// The file to go on from and to save to.
+    pub session: Option<PathBuf>,
+    pub prefix: Option<PrefixSettings>,
 }
 
 pub struct Jobs {
@@ -314,6 +323,7 @@ fn run(args: args::RunArgs, around: &Surroundings) -> Result<Run, Error> {
                 false => Input::Question(source, conversation),
             }
         }
+        (None, None) if args.raw && args.session.is_some() => Input::Raw(TextSource::Given(OsString::new())),
         (None, None) if !around.stdin_is_terminal => {
             return Err(Error::Usage(
                 "found no prompt, and standard input is no terminal to chat at, expected --prompt or --ids; \
@@ -346,7 +356,25 @@ fn run(args: args::RunArgs, around: &Surroundings) -> Result<Run, Error> {
         experts: experts(args.experts),
         machine: machine(args.machine, around),
         context: args.context,
+        prefix: prefix(args.prefix, around)?,
+        session: args.session,
     })
+}
+
+fn prefix(args: args::PrefixArgs, around: &Surroundings) -> Result<Option<PrefixSettings>, Error> {
+    let folder = match args.prefix_store.to_str() {
+        Some("off") => return Ok(None),
+        Some("") => around.cache.as_ref().ok_or(Error::NoCache)?.join("anabranch/prefixes"),
+        _ => PathBuf::from(args.prefix_store),
+    };
+    let usual = PrefixLimits::default();
+    Ok(Some(PrefixSettings {
+        folder,
+        limits: PrefixLimits {
+            held: args.prefix_held.unwrap_or(usual.held),
+            daily: args.prefix_daily.unwrap_or(usual.daily),
+        },
+    }))
 }
 
 fn text_source(text: OsString) -> TextSource {
