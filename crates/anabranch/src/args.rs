@@ -527,6 +527,7 @@ pub struct RoutingArgs {
 ///
 /// It has a track of barriers and one for each drive, with a span for each read.
 #[derive(clap::Args)]
+#[allow(rustdoc::bare_urls)] // shown on a terminal
 pub struct ExportArgs {
     /// What `run --events` wrote
     #[arg(value_name = "F.jsonl")]

@@ -65,6 +65,8 @@ struct Needs<'a> {
     comfortable: MemoryPlan,
     given: Result<MemoryPlan, engine::Error>,
     memory: u64,
+    /// Tokens of one sequence that fit this memory.
+    most_positions: usize,
 }
 
 impl<'a> Needs<'a> {
@@ -86,6 +88,7 @@ impl<'a> Needs<'a> {
         Self {
             comfortable: divide(u64::MAX).unwrap_or_else(|_| least.clone()),
             given: divide(memory),
+            most_positions: MemoryPlan::most_positions(config, &schema, slot_bytes, &wishes(memory)),
             config,
             sizes,
             least,
@@ -95,10 +98,6 @@ impl<'a> Needs<'a> {
 
     fn fixed_state(&self) -> u64 {
         engine::state_bytes(self.config, 0, self.least.kv)
-    }
-
-    fn state_of_a_token(&self) -> u64 {
-        (engine::state_bytes(self.config, TABLE_POSITIONS, self.least.kv) - self.fixed_state()) / TABLE_POSITIONS as u64
     }
 
     /// Available memory at which the least fits and the reserve stays free.
@@ -201,8 +200,15 @@ fn memory(text: &mut String, needs: &Needs<'_>) -> std::fmt::Result {
         text,
         "  a sequence's state: {} bytes, and {} bytes a token (latents in {})",
         grouped(needs.fixed_state()),
-        grouped(needs.state_of_a_token()),
+        grouped(needs.least.token),
         needs.least.kv,
+    )?;
+    writeln!(
+        text,
+        "  {} hold a context of up to {} tokens, with the least of everything else; the model goes up to {}",
+        human(needs.memory),
+        grouped(needs.most_positions as u64),
+        grouped(needs.config.max_position_embeddings as u64),
     )?;
     let machine = match needs.machine() {
         Some(gib) => format!("a machine with {gib} GiB"),
@@ -316,7 +322,8 @@ fn memory_json(needs: &Needs<'_>) -> Value {
         "given_bytes": needs.memory,
         "given": needs.given.as_ref().ok().map(plan),
         "state_fixed_bytes": needs.fixed_state(),
-        "state_bytes_per_token": needs.state_of_a_token(),
+        "state_bytes_per_token": needs.least.token,
+        "most_positions": needs.most_positions,
         "available_bytes": needs.available(),
         "machine_gib": needs.machine(),
     })

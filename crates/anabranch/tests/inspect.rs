@@ -130,6 +130,11 @@ fn a_full_size_k3_is_inspected_in_little_time_and_memory() {
     assert_eq!(json["model"]["trunk_bytes"], 113_509_540_864u64);
     assert_eq!(json["memory"]["machine_gib"], 128);
     assert_eq!(json["memory"]["state_bytes_per_token"], 55_296);
+    // What is left after the trunk and the fixed part of a state.
+    let roomy: Value = serde_json::from_slice(&run(["inspect", out, "--json", "--memory", "128GiB"]).stdout).unwrap();
+    let most = roomy["memory"]["most_positions"].as_u64().unwrap();
+    let left = (128u64 << 30) - roomy["memory"]["least"]["total"].as_u64().unwrap();
+    assert!((4096 + left / 55_296).abs_diff(most) <= 256, "{most}");
     let half: Value = serde_json::from_slice(&run(["inspect", out, "--json", "--kv", "bf16"]).stdout).unwrap();
     assert_eq!(half["memory"]["state_bytes_per_token"], 27_648);
     assert_eq!(

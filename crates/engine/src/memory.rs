@@ -4,7 +4,7 @@ use crate::error::Error;
 use checkpoint::{Class, K3Config, Schema};
 use drives::PAGE_BYTES;
 use kernels::KvFormat;
-use models::kimi_k3::{LOGIT_ROWS, Workspace, state_bytes};
+use models::kimi_k3::{LOGIT_ROWS, Workspace, state_bytes, token_bytes};
 use std::fmt;
 use sysinfo::{ProcessRefreshKind, ProcessesToUpdate};
 
@@ -66,6 +66,8 @@ pub struct MemoryPlan {
     pub positions: usize,
     /// How latents are stored.
     pub kv: KvFormat,
+    /// Bytes that a token of context takes.
+    pub token: u64,
     /// Sequences that the state has room for.
     pub sequences: usize,
     /// Rows of the largest pass.
@@ -102,7 +104,11 @@ impl MemoryPlan {
                 needed: least.total(),
                 table: least.parts().map(|(name, bytes)| format!("{name} {bytes}")).join(", "),
                 hint: match state_bytes(c, wishes.positions, wishes.kv) > state_bytes(c, 1, wishes.kv) {
-                    true => format!(" or shorten the context of {} tokens", wishes.positions),
+                    true => format!(
+                        " or shorten the context of {} tokens, of which {} fit",
+                        wishes.positions,
+                        Self::most_positions(c, schema, slot_bytes, wishes)
+                    ),
                     false => String::new(),
                 },
             });
@@ -133,9 +139,22 @@ impl MemoryPlan {
             slots: slots as u64 * slot_bytes,
             positions: wishes.positions,
             kv: wishes.kv,
+            token: token_bytes(c, wishes.kv),
             pass_rows: 1,
             slot_count: slots,
         }
+    }
+
+    /// Tokens of context that fit the budget at most, with the least of everything else; up to what the model allows, and 0
+    /// where nothing fits. `wishes.positions` does not matter.
+    pub fn most_positions(c: &K3Config, schema: &Schema, slot_bytes: u64, wishes: &Wishes) -> usize {
+        largest(0, c.max_position_embeddings, |positions| {
+            let wishes = Wishes {
+                positions,
+                ..wishes.clone()
+            };
+            Self::least(c, schema, slot_bytes, &wishes).total() <= wishes.budget
+        })
     }
 
     /// Bytes of all parts.
@@ -161,8 +180,8 @@ impl fmt::Display for MemoryPlan {
             "program" => "code and tables".to_owned(),
             "trunk" => "resident weights".to_owned(),
             "state" => format!(
-                "{} sequence(s) of up to {} tokens, latents in {}",
-                self.sequences, self.positions, self.kv
+                "{} sequence(s) of up to {} tokens, {} bytes a token (latents in {})",
+                self.sequences, self.positions, self.token, self.kv
             ),
             "pass" => format!("activations and expert results of up to {} rows", self.pass_rows),
             _ => format!("{} experts in flight", self.slot_count),

@@ -2,9 +2,10 @@
 
 mod common;
 
+use checkpoint::Checkpoint;
 use checkpoint::tokenizer::Tokenizer;
 use common::{Golden, assert_same, fed, largest_difference, open, plain_options};
-use engine::{Isa, KvFormat, Options};
+use engine::{Isa, KvFormat, MemoryPlan, Options, Wishes};
 use kernels::ATTENTION_BLOCK;
 use std::path::Path;
 
@@ -78,4 +79,36 @@ fn a_token_of_context_takes_half_the_memory() {
     let grown = |kv| state(kv, 4 * ATTENTION_BLOCK) - state(kv, ATTENTION_BLOCK);
     assert!(grown(KvFormat::Bf16) > 0);
     assert_eq!(grown(KvFormat::F32), 2 * grown(KvFormat::Bf16));
+}
+
+#[test]
+fn the_tokens_that_fit_do_and_one_more_is_refused() {
+    let checkpoint = Checkpoint::open(&Golden::read("k3_a").dir).unwrap();
+    let (config, schema) = (checkpoint.config(), checkpoint.schema());
+    for kv in KvFormat::ALL {
+        let wishes = |positions, budget| Wishes {
+            budget,
+            positions,
+            sequences: 1,
+            pass_rows: 64,
+            all_logits: false,
+            slots: None,
+            threads: 2,
+            kv,
+        };
+        let plan = |positions, budget| MemoryPlan::new(config, schema, 1 << 20, &wishes(positions, budget));
+        let least = MemoryPlan::least(config, schema, 1 << 20, &wishes(1, 0));
+        assert_eq!(least.token * ATTENTION_BLOCK as u64, {
+            let grown = MemoryPlan::least(config, schema, 1 << 20, &wishes(ATTENTION_BLOCK + 1, 0));
+            grown.state - least.state
+        });
+        let most = |budget| MemoryPlan::most_positions(config, schema, 1 << 20, &wishes(1, budget));
+        assert_eq!(most(least.total() - 1), 0);
+        assert_eq!(most(u64::MAX), config.max_position_embeddings);
+        let budget = least.total() + 5 * least.token * ATTENTION_BLOCK as u64 + 1;
+        assert_eq!(most(budget), 6 * ATTENTION_BLOCK);
+        assert!(plan(most(budget), budget).is_ok());
+        let error = plan(most(budget) + 1, budget).unwrap_err().to_string();
+        assert!(error.contains("context of 769 tokens, of which 768 fit"), "{error}");
+    }
 }

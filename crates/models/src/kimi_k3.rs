@@ -428,4 +428,4 @@ use load::Loader;
 pub use probe::Probe;
 use state::LayerState;
 pub use state::{State, saved_bytes};
-pub use workspace::{LOGIT_ROWS, Workspace, state_bytes};
+pub use workspace::{LOGIT_ROWS, Workspace, state_bytes, token_bytes};

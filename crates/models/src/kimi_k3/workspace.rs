@@ -143,3 +143,9 @@ pub fn state_bytes(c: &K3Config, positions: usize, kv: KvFormat) -> u64 {
         })
         .sum()
 }
+
+/// Bytes that a token of context adds to a sequence's state, whole pages apart.
+pub fn token_bytes(c: &K3Config, kv: KvFormat) -> u64 {
+    let layers = (0..c.num_hidden_layers).filter(|&layer| c.is_mla(layer)).count();
+    (layers * (c.kv_lora_rank + c.qk_rope_head_dim) * kv.bytes()) as u64
+}
