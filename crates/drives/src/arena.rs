@@ -271,7 +271,9 @@ impl Slot {
         assert!(self.lent.is_empty(), "a slot with reads in flight is unseen");
         let inside = |range: &Range<usize>| range.start <= range.end && range.end <= self.arena.slot_bytes;
         assert!(extents.iter().all(inside), "an extent lies inside its slot");
-        SlotLease { slot: self, extents }
+        SlotLease {
+            filled: Arc::new(Filled { slot: self, extents }),
+        }
     }
 }
 
@@ -313,19 +315,30 @@ impl Window {
     }
 }
 
-/// Read access to an expert that has landed. Dropping it gives the slot back.
-///
-/// It may be sent to and shared between threads.
+/// A slot that nobody writes to any more.
 #[derive(Debug)]
-pub struct SlotLease {
+struct Filled {
     slot: Slot,
     extents: Box<[Range<usize>]>,
+}
+
+/// Read access to an expert that has landed. The slot goes back when the last clone is dropped.
+///
+/// It may be sent to and shared between threads.
+#[derive(Debug, Clone)]
+pub struct SlotLease {
+    filled: Arc<Filled>,
 }
 
 impl SlotLease {
     /// Number of extents, as in the layout.
     pub fn extents(&self) -> usize {
-        self.extents.len()
+        self.filled.extents.len()
+    }
+
+    /// Whether there is no other clone of it.
+    pub(crate) fn is_only(&self) -> bool {
+        Arc::strong_count(&self.filled) == 1
     }
 
     /// Exactly the bytes of extent `index`, at an address that equals its file offset mod 4096.
@@ -334,8 +347,9 @@ impl SlotLease {
     ///
     /// When `index` is not below [`extents`](Self::extents).
     pub fn extent(&self, index: usize) -> &[u8] {
-        // SAFETY: `into_lease` checked the range and that no window is lent, and the lease owns its slot, so nobody can write.
-        unsafe { self.slot.arena.bytes_of(self.slot.index, &self.extents[index]) }
+        let Filled { slot, extents } = &*self.filled;
+        // SAFETY: `into_lease` checked the range and that no window is lent, and the lease's clones own the slot, so nobody can write.
+        unsafe { slot.arena.bytes_of(slot.index, &extents[index]) }
     }
 }
 

@@ -21,6 +21,13 @@ pub struct Counters {
     pub device_bytes: u64,
     /// Of [`device_bytes`](Self::device_bytes), those of experts that a barrier handed out.
     pub needed_device_bytes: u64,
+    /// Experts that were demanded and were in memory, so that nothing was read.
+    pub cache_hits: u64,
+    /// Their bytes, not in [`expert_bytes_read`](Self::expert_bytes_read).
+    pub cached_bytes: u64,
+    /// The same, widened to whole pages, not in [`device_bytes`](Self::device_bytes): `needed_device_bytes + cached_device_bytes` are
+    /// the pages of all experts that barriers handed out.
+    pub cached_device_bytes: u64,
     /// Those of experts that nobody took: a hint that was not demanded, a barrier that failed or was dropped.
     pub wasted_device_bytes: u64,
     /// Those that had landed before: a piece was late, was read from another home too, and then came after all.

@@ -69,6 +69,16 @@ pub enum Error {
         /// Slot size that the largest expert needs.
         needed: usize,
     },
+    /// The cache leaves no slot for experts on their way.
+    #[error(
+        "a cache of {cache_slots} slots in an arena of {slots}, expected at least one slot more; make the cache smaller"
+    )]
+    CacheTooLarge {
+        /// Slots that the cache may keep.
+        cache_slots: usize,
+        /// Slots of the arena.
+        slots: usize,
+    },
     /// The arena serves another streamer.
     #[error(
         "the arena serves another streamer, expected it to be free; drop that streamer first or make a second arena"

@@ -67,6 +67,7 @@ mod arena;
 mod backend;
 mod barrier_report;
 mod buffer;
+mod cache;
 mod clock;
 mod counters;
 mod device;

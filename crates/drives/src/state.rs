@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use crate::arena::{Arena, Slot, SlotLease};
 use crate::barrier_report::{BARRIER_CAPACITY, BarrierBatch, BarrierReport, bound_ns};
+use crate::cache::Cache;
 use crate::counters::{Counters, DriveCounters};
 use crate::drive_set::DriveSet;
 use crate::error::{Error, ReadError, Result};
@@ -32,6 +33,8 @@ pub struct Landed {
     pub expert: ExpertId,
     /// Its bytes, until dropped.
     pub lease: SlotLease,
+    /// Whether it was in memory when it was demanded.
+    pub cached: bool,
 }
 
 #[derive(Debug)]
@@ -39,6 +42,7 @@ struct Barrier {
     /// Experts that were not taken yet, and those that have not landed.
     left: usize,
     awaited: usize,
+    /// With the bytes of the devices that are pending for each.
     landed: VecDeque<(Landed, u64)>,
     failed: Option<Error>,
     report: BarrierReport,
@@ -74,6 +78,8 @@ pub(crate) struct State {
     pub(crate) stopping: bool,
     /// The thread that issues reads has ended.
     pub(crate) stopped: bool,
+    /// Something happened that a consumer may be waiting for, since this was last set to false.
+    pub(crate) news: bool,
     notices: Notices,
     floor_bytes: usize,
     drives: Vec<Drive>,
@@ -91,6 +97,7 @@ pub(crate) struct State {
     /// Hinted experts that were not demanded, and how many of them have a slot.
     hinted: HashMap<ExpertId, JobId>,
     hint_slots: usize,
+    cache: Cache,
     barriers: HashMap<BarrierId, Barrier>,
     reports: VecDeque<BarrierReport>,
     reported: u64,
@@ -121,6 +128,7 @@ impl State {
             events: Arc::new(EventRing::new(EVENT_CAPACITY)),
             stopping: false,
             stopped: false,
+            news: false,
             notices: options.notices.clone(),
             floor_bytes: options.floor_bytes,
             paces: limits.iter().map(|limits| Pace::new(limits.rate)).collect(),
@@ -134,6 +142,7 @@ impl State {
             aside: HashMap::new(),
             hinted: HashMap::new(),
             hint_slots: 0,
+            cache: Cache::new(options.cache_slots),
             barriers: HashMap::new(),
             reports: VecDeque::new(),
             reported: 0,
@@ -155,14 +164,20 @@ impl State {
         // A hint that holds a slot which an earlier barrier needs does not take it along.
         self.make_room();
         let id = self.open(ReadClass::Demand);
-        let mut hinted = Vec::new();
+        let (mut hinted, mut cached) = (Vec::new(), VecDeque::new());
         for &expert in experts {
-            match self.hinted.remove(&expert) {
-                Some(job) => {
-                    self.schedule.promote(job, id);
-                    hinted.push(job);
-                }
-                None => _ = self.push(id, ReadClass::Demand, expert, now_ns),
+            if let Some(lease) = self.cache.get(expert) {
+                let landed = Landed {
+                    expert,
+                    lease,
+                    cached: true,
+                };
+                cached.push_back((landed, 0));
+            } else if let Some(job) = self.hinted.remove(&expert) {
+                self.schedule.promote(job, id);
+                hinted.push(job);
+            } else {
+                self.push(id, ReadClass::Demand, expert, now_ns);
             }
         }
         self.counters.hints_used += hinted.len() as u64;
@@ -180,11 +195,12 @@ impl State {
         };
         let open = Barrier {
             left: experts.len(),
-            awaited: experts.len(),
-            landed: VecDeque::new(),
+            awaited: experts.len() - cached.len(),
+            landed: cached,
             failed: None,
             report,
         };
+        let all_there = open.awaited == 0;
         self.barriers.insert(id, open);
         for job in hinted {
             if let Some(state) = self.jobs.get_mut(&job) {
@@ -194,7 +210,7 @@ impl State {
             }
             self.settle(job);
         }
-        if experts.is_empty() {
+        if all_there {
             self.complete_barrier(id);
         }
         Ok(id)
@@ -207,7 +223,7 @@ impl State {
         }
         let id = self.open(ReadClass::Hint);
         for &expert in experts {
-            if !self.hinted.contains_key(&expert) {
+            if !self.hinted.contains_key(&expert) && !self.cache.holds(expert) {
                 let job = self.push(id, ReadClass::Hint, expert, now_ns);
                 self.hinted.insert(expert, job);
             }
@@ -267,6 +283,12 @@ impl State {
             barrier.left -= 1;
             self.counters.pending_device_bytes -= device_bytes;
             self.counters.needed_device_bytes += device_bytes;
+            if landed.cached {
+                self.counters.cache_hits += 1;
+                self.counters.cached_bytes += self.layout.expert_bytes(landed.expert).unwrap_or_default();
+                self.counters.cached_device_bytes += self.layout.device_bytes(landed.expert).unwrap_or_default();
+            }
+            self.cache.used(landed.expert, &landed.lease);
             return Ok(Next::Landed(landed));
         }
         if barrier.left == 0 {
@@ -276,6 +298,11 @@ impl State {
             return Err(Error::Stopped);
         }
         Ok(Next::Waiting)
+    }
+
+    /// Whether all experts of a barrier are in memory.
+    pub(crate) fn is_complete(&self, id: BarrierId) -> bool {
+        self.barriers.get(&id).is_some_and(|barrier| barrier.awaited == 0)
     }
 
     /// Experts of a barrier that were not taken yet.
@@ -300,6 +327,11 @@ impl State {
         self.schedule.close(id);
     }
 
+    /// Lets go of an expert in memory: it is read anew when it is next demanded.
+    pub(crate) fn forget(&mut self, expert: ExpertId) {
+        self.cache.forget(expert);
+    }
+
     /// Reads in flight.
     pub(crate) fn in_flight(&self) -> usize {
         self.tickets.len()
@@ -312,10 +344,12 @@ impl State {
         if !idle || self.jobs.values().any(Job::has_slot) {
             return None;
         }
-        let unread = self.barriers.values().map(|barrier| barrier.landed.len()).sum();
+        let unread = |barrier: &Barrier| barrier.landed.iter().filter(|(landed, _)| !landed.cached).count();
+        let unread = self.barriers.values().map(unread).sum();
+        // A slot of the cache is missed by nobody, also while it is leased.
         Some(Error::Stalled {
             slots: self.arena.slots(),
-            leased: self.arena.slots() - unread,
+            leased: self.arena.slots() - unread - self.cache.len(),
             unread,
         })
     }
@@ -340,6 +374,7 @@ impl State {
         self.kill(id);
         let name = self.layout.drives()[drive.index()].name();
         if let Some(barrier) = self.barriers.get_mut(&id) {
+            self.news = true;
             barrier.failed = Some(Error::Expert {
                 expert,
                 drive: name,
@@ -400,6 +435,7 @@ impl State {
         let landed = Landed {
             expert: job.expert,
             lease: slot.into_lease(extent_ranges(&self.layout, job.expert)),
+            cached: false,
         };
         let (barrier, device_bytes) = (job.barrier, job.landed);
         self.schedule.forget(id);
@@ -410,6 +446,7 @@ impl State {
         }
         self.counters.experts_read += 1;
         if let Some(open) = self.barriers.get_mut(&barrier) {
+            self.news = true;
             open.landed.push_back((landed, device_bytes));
             open.awaited -= 1;
             if open.awaited == 0 {

@@ -50,6 +50,9 @@ pub struct StreamOptions {
     pub notices: Notices,
     /// See [`LEASE_PATIENCE`].
     pub lease_patience: Duration,
+    /// Slots of the arena in which experts stay after their last lease was dropped, to be handed out again without a read. The
+    /// rest, at least one, is for experts on their way.
+    pub cache_slots: usize,
 }
 
 /// How one drive is read.
@@ -84,6 +87,7 @@ impl Default for StreamOptions {
             tuning: Vec::new(),
             notices: Notices::default(),
             lease_patience: LEASE_PATIENCE,
+            cache_slots: 0,
         }
     }
 }
@@ -108,7 +112,7 @@ impl Streamer {
     ///
     /// # Errors
     ///
-    /// [`Error::ArenaTooSmall`] when a slot does not hold the largest expert, [`Error::ArenaInUse`], [`Error::ChunkSize`],
+    /// [`Error::ArenaTooSmall`] when a slot does not hold the largest expert, [`Error::CacheTooLarge`], [`Error::ArenaInUse`], [`Error::ChunkSize`],
     /// [`Error::FloorSize`], [`Error::TooManyDrives`], [`Error::Thread`].
     pub fn start(
         layout: Arc<Layout>,
@@ -162,8 +166,13 @@ impl Streamer {
     /// [`Error::UnknownExpert`] or [`Error::DemandedTwice`]; then nothing is read.
     pub fn demand(&mut self, experts: &[ExpertId]) -> Result<Barrier> {
         let now_ns = self.shared.clock.now_ns();
-        let id = self.shared.lock().demand(experts, now_ns)?;
-        self.start_reads();
+        let mut state = self.shared.lock();
+        let id = state.demand(experts, now_ns)?;
+        let all_there = state.is_complete(id);
+        drop(state);
+        if !all_there {
+            self.start_reads();
+        }
         Ok(Barrier {
             id,
             shared: Arc::clone(&self.shared),
@@ -227,6 +236,11 @@ impl Streamer {
                 }
             }
         }
+    }
+
+    /// Does not keep an expert in memory any more. It is read anew when it is next demanded: for bytes that were found wrong.
+    pub fn forget(&mut self, expert: ExpertId) {
+        self.shared.lock().forget(expert);
     }
 
     /// Waits until no read is in flight: those of hints and of dropped barriers too. Then the books say what became of each byte.
@@ -459,6 +473,12 @@ impl Pump {
                 needed: layout.slot_bytes(),
             });
         }
+        if options.cache_slots >= arena.slots() {
+            return Err(Error::CacheTooLarge {
+                cache_slots: options.cache_slots,
+                slots: arena.slots(),
+            });
+        }
         let waker = backend.waker();
         if !arena.attach(waker.clone()) {
             return Err(Error::ArenaInUse);
@@ -529,8 +549,12 @@ impl Pump {
         for completion in self.done.drain(..) {
             state.complete(completion);
         }
+        // A consumer is woken for an expert, not for each of its pieces.
+        let wake = std::mem::take(&mut state.news) || state.in_flight() == 0;
         drop(state);
-        self.shared.booked.notify_all();
+        if wake {
+            self.shared.booked.notify_all();
+        }
     }
 }
 
