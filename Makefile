@@ -1,5 +1,5 @@
 # What people do here. `cargo` alone is enough to build and test; these are the long ones.
-.PHONY: test ci deny bench-orders large bench-kernels ladder jobs
+.PHONY: test ci deny bench-orders large bench-kernels ladder jobs sim policies beyond-bound backends
 
 test:
 	cargo test --workspace
@@ -25,6 +25,24 @@ large:
 # Each kernel's share of its floor; raw data in bench/results.
 bench-kernels:
 	cargo run --release -p kernels --example bench_kernels -- bench/results/kernels-$(shell date -u +%Y%m%d-%H%M).json
+
+# 10,000 seeds of the simulator, beyond the 300 of the tests.
+SEEDS ?= 10000
+sim:
+	DRIVES_SIM_FIRST=300 DRIVES_SIM_SEEDS=$(SEEDS) cargo test --release -p drives --test simulation seeds -- --nocapture
+
+# Our scheduler and four others on the same routes, in the simulator.
+policies:
+	cargo run --release -p drives --example policies
+
+# What a barrier takes beyond the time of its bytes, from memory and from the drive of SCRATCH (0.6 GB).
+SCRATCH ?= target
+beyond-bound:
+	cargo run --release -p drives --example beyond_bound -- $(SCRATCH)
+
+# Rate and processor time of the ways to read the drive of SCRATCH (2 GB).
+backends:
+	cargo run --release -p drives --example backends -- $(SCRATCH)
 
 # One to four paced drives against the sum of their speeds: needs Linux, /dev/fuse and 18 GB in LADDER_DIR. Raw data in bench/results.
 LADDER_DIR ?= target/ladder

@@ -46,6 +46,7 @@ pub struct Stats {
     /// Most rows that a pass may have: what memory allows, as far as it is of use.
     pub pass_rows: usize,
     pub expert_bytes_needed: u64,
+    pub expert_bytes_cached: u64,
     pub expert_bytes_read: u64,
     pub device_bytes: u64,
     pub reads: Reads,
@@ -230,6 +231,7 @@ fn answer(
             passes: after.passes - before.passes,
             pass_rows: rows,
             expert_bytes_needed: after.expert_bytes_needed - before.expert_bytes_needed,
+            expert_bytes_cached: after.expert_bytes_cached - before.expert_bytes_cached,
             expert_bytes_read: after.expert_bytes_read - before.expert_bytes_read,
             device_bytes: after.device_bytes - before.device_bytes,
             reads,
@@ -275,6 +277,7 @@ impl Stats {
         let seconds = self.prefill_s + self.decode_s;
         for (name, bytes) in [
             ("needed", self.expert_bytes_needed),
+            ("cached", self.expert_bytes_cached),
             ("read", self.expert_bytes_read),
             ("device", self.device_bytes),
         ] {
@@ -307,8 +310,8 @@ mod tests {
             "prompt_ids": [1, 2], "ids": [], "text": "a\u{1F600}\n", "reasoning": "", "finish_reason": "cancelled",
             "stats": {"prompt_tokens": 0, "session_tokens_restored": 0, "prefix_tokens_restored": 0, "generated_tokens": 0, "load_s": 0.5, "prefill_s": 0.0, "decode_s": 0.0,
                 "passes": 0, "pass_rows": 0,
-                "expert_bytes_needed": 0, "expert_bytes_read": 0, "device_bytes": 0,
-                "reads": {"account": {"device": 0, "needed": 0, "wasted": 0, "reread": 0, "pending": 0},
+                "expert_bytes_needed": 0, "expert_bytes_cached": 0, "expert_bytes_read": 0, "device_bytes": 0,
+                "reads": {"account": {"device": 0, "needed": 0, "wasted": 0, "reread": 0, "pending": 0, "cached": 0},
                     "barriers": {"count": 0, "bound_s": 0.0, "time_s": 0.0}, "drives": []}, "peak_memory_bytes": null},
         });
         assert_eq!(json, expected);

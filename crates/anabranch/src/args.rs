@@ -23,13 +23,16 @@ Byte counts (--stats, --json):
   needed  expert_bytes_needed: the sum over all passes of the union of the
           routes (every expert that any row of the pass is routed to, counted
           once a layer) times the bytes of an expert
+  cached  expert_bytes_cached: of these, bytes that had stayed in memory since
+          an earlier use
   read    expert_bytes_read: expert bytes asked for
   device  device_bytes: read, widened to whole pages
 
 Reads (--stats; --json: stats.reads, times in seconds, bytes of whole pages):
   account   device = needed + wasted + reread + pending: of experts that were
             used; of guesses and broken-off passes; read again from another
-            drive because they were late; not decided yet
+            drive because they were late; not decided yet. cached: of experts
+            that were used and not read, since they had stayed in memory
   barriers  a barrier is what one layer of one pass waits for: count, time_s
             from the demands to the last landings, and bound_s, the shortest
             time in which the drives could deliver, at their rates at that time
@@ -331,6 +334,10 @@ pub struct MachineArgs {
     /// Memory to use [default: what is available, less the larger of 2 GiB and 10 %]
     #[arg(long, value_name = "SIZE", value_parser = sizes::parse)]
     pub memory: Option<u64>,
+
+    /// Most memory in which experts stay after their use, 0 for none [default: what is left of --memory]
+    #[arg(long, value_name = "SIZE", value_parser = sizes::parse)]
+    pub cache: Option<u64>,
 
     /// Compute threads [default: one for each processor]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(THREADS))]

@@ -82,6 +82,7 @@ impl<'a> Needs<'a> {
             slots: None,
             threads: std::thread::available_parallelism().map_or(1, usize::from),
             kv,
+            cache: None,
         };
         let divide = |budget| MemoryPlan::new(config, &schema, slot_bytes, &wishes(budget));
         let least = MemoryPlan::least(config, &schema, slot_bytes, &wishes(0));

@@ -56,6 +56,7 @@ pub fn load(
     let usual = Options::default();
     let options = Options {
         memory: machine.memory.unwrap_or(usual.memory),
+        cache: machine.cache,
         threads: machine.threads.unwrap_or(usual.threads),
         isa: machine.isa.unwrap_or(usual.isa),
         mla_eps: machine.mla_eps,

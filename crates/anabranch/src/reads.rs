@@ -13,7 +13,7 @@ pub struct Reads {
     pub drives: Vec<DriveReads>,
 }
 
-/// What became of the devices' bytes: `device` is the sum of the others.
+/// What became of the devices' bytes: `device` is the sum of the others but `cached`.
 #[derive(Debug, Default, Clone, PartialEq, Serialize)]
 pub struct Account {
     pub device: u64,
@@ -25,6 +25,8 @@ pub struct Account {
     pub reread: u64,
     /// Not decided yet.
     pub pending: u64,
+    /// Of experts that were used and had stayed in memory.
+    pub cached: u64,
 }
 
 /// The barriers, against the shortest time that their drives allow at the rates that they then had.
@@ -92,6 +94,7 @@ impl Reads {
                 wasted: counters.wasted_device_bytes,
                 reread: counters.reread_device_bytes,
                 pending: counters.pending_device_bytes,
+                cached: counters.cached_device_bytes,
             },
             barriers: Barriers {
                 count: counters.barriers,
@@ -108,6 +111,7 @@ impl Reads {
         account.needed -= before.account.needed;
         account.wasted -= before.account.wasted;
         account.reread -= before.account.reread;
+        account.cached -= before.account.cached;
         self.barriers.count -= before.barriers.count;
         self.barriers.bound_s -= before.barriers.bound_s;
         self.barriers.time_s -= before.barriers.time_s;

@@ -44,6 +44,8 @@ pub enum Model {
 pub struct Machine {
     /// Bytes.
     pub memory: Option<u64>,
+    /// Most bytes in which experts stay.
+    pub cache: Option<u64>,
     pub threads: Option<usize>,
     pub isa: Option<Isa>,
     pub mla_eps: f32,
@@ -417,6 +419,7 @@ fn experts(args: args::ExpertsArgs) -> Experts {
 fn machine(args: args::MachineArgs, around: &Surroundings) -> Machine {
     Machine {
         memory: args.memory,
+        cache: args.cache,
         // At most 1024, see the command line.
         threads: args.threads.map(|n| n as usize),
         isa: args.isa,

@@ -133,7 +133,8 @@ mod tests {
 
     fn land(arena: &Arc<Arena>) -> SlotLease {
         let slot = arena.take().expect("a slot is free");
-        slot.into_lease(Box::new([0..PAGE_BYTES]))
+        let page = 0..PAGE_BYTES;
+        slot.into_lease(Box::new([page]))
     }
 
     /// Uses experts one after the other; which of them were hits.

@@ -33,6 +33,8 @@ pub struct Options {
     pub all_logits: bool,
     /// Slots for experts in flight; by default as many as fit and are of use.
     pub slots: Option<usize>,
+    /// Most bytes in which experts stay after their use; by default what is left of the memory. 0 turns the cache off.
+    pub cache: Option<u64>,
     /// Compute threads.
     pub threads: usize,
     /// The kernels; all give the same bits.
@@ -61,6 +63,7 @@ impl Default for Options {
             pass_rows: 512,
             all_logits: false,
             slots: None,
+            cache: None,
             threads: std::thread::available_parallelism().map_or(1, usize::from),
             isa: Isa::detect(),
             placement: Placement::default(),
@@ -84,6 +87,8 @@ pub struct Stats {
     pub most_rows: u64,
     /// Over all passes and layers: the union of the rows' routes, times the bytes of an expert.
     pub expert_bytes_needed: u64,
+    /// Of these, the bytes of experts that were in memory already. The others are read.
+    pub expert_bytes_cached: u64,
     /// Expert bytes asked for and read.
     pub expert_bytes_read: u64,
     /// The same, widened to whole pages.
@@ -148,6 +153,7 @@ impl Engine {
             slots: options.slots,
             threads: options.threads,
             kv: options.kv,
+            cache: options.cache,
         };
         let plan = MemoryPlan::new(config, checkpoint.schema(), layout.slot_bytes() as u64, &wishes)?;
         let cpu = Cpu::new(options.isa, options.threads)?;
@@ -158,13 +164,14 @@ impl Engine {
         let model = KimiK3::load(&cpu, config, options.mla_eps, &mut resident)?;
         let workspace = Workspace::new(&cpu, config, plan.pass_rows);
         let clock = Arc::new(MonotonicClock::new());
-        let arena = Arena::new(plan.slots as usize, layout.slot_bytes())?;
+        let arena = Arena::new((plan.slots + plan.cache) as usize, layout.slot_bytes())?;
         let depths = profile.as_ref().map(Profile::depths).unwrap_or_default();
         let backend = drives::open_best(&layout, &arena, &depths, clock.clone(), &notices)?;
         let reader = backend.describe();
         let stream = StreamOptions {
             tuning: profile.as_ref().map(Profile::tuning).unwrap_or_default(),
             notices: notices.clone(),
+            cache_slots: plan.cache_slots,
             ..StreamOptions::default()
         };
         let streamer = Streamer::start(layout, arena, backend, clock, &stream)?;
@@ -253,6 +260,7 @@ impl Engine {
     pub fn stats(&self) -> Stats {
         let c = self.streamer.counters();
         Stats {
+            expert_bytes_cached: c.cached_bytes,
             expert_bytes_read: c.expert_bytes_read,
             device_bytes: c.device_bytes,
             ..self.stats

@@ -42,11 +42,14 @@ impl<'a> PassExperts<'a> {
         }
     }
 
-    fn run(&mut self, layer: usize, landed: &Landed, run: &mut dyn FnMut(u32, &ExpertMatrices)) -> Result<(), Error> {
+    /// Gives an expert to the model. Whether its bytes are right as they landed.
+    fn run(&mut self, layer: usize, landed: &Landed, run: &mut dyn FnMut(u32, &ExpertMatrices)) -> Result<bool, Error> {
         let c = self.checkpoint.config();
         let expert = landed.expert.expert as usize;
         let place = self.checkpoint.expert(layer, expert)?;
+        // What stayed in memory was found right when it landed.
         let repaired = match &mut self.checks {
+            _ if landed.cached => None,
             Some(Checks { checksums, bytes }) => checksums.check(landed.expert, &landed.lease, bytes)?,
             None => None,
         };
@@ -68,7 +71,7 @@ impl<'a> PassExperts<'a> {
                     scale: part(scale),
                 },
             )?;
-            match m.find_nan_scale() {
+            match (!landed.cached).then(|| m.find_nan_scale()).flatten() {
                 None => Ok(m),
                 Some((row, block)) => Err(Error::ScaleNan {
                     path: self.checkpoint.shards()[place.extents()[place.part(scale).extent].shard]
@@ -86,7 +89,7 @@ impl<'a> PassExperts<'a> {
             down: matrix(latent, inner, ExpertPart::W2Packed, ExpertPart::W2Scale)?,
         };
         run(landed.expert.expert, &matrices);
-        Ok(())
+        Ok(repaired.is_none())
     }
 }
 
@@ -116,7 +119,13 @@ impl ExpertStream for PassExperts<'_> {
         };
         let layer = *layer;
         match self.streamer.next(barrier)? {
-            Some(landed) => self.run(layer, &landed, run).map(|()| true),
+            Some(landed) => {
+                let sound = self.run(layer, &landed, run);
+                if !matches!(sound, Ok(true)) {
+                    self.streamer.forget(landed.expert);
+                }
+                sound.map(|_| true)
+            }
             None => {
                 self.barrier = None;
                 Ok(false)

@@ -45,6 +45,8 @@ pub struct Wishes {
     pub threads: usize,
     /// How latents are stored.
     pub kv: KvFormat,
+    /// Most bytes in which experts stay; by default what is left of the budget.
+    pub cache: Option<u64>,
 }
 
 /// How the memory is divided. All sizes in bytes.
@@ -62,6 +64,8 @@ pub struct MemoryPlan {
     pub pass: u64,
     /// Slots that experts land in.
     pub slots: u64,
+    /// Slots in which experts stay after their use.
+    pub cache: u64,
     /// Positions that a sequence's state has room for.
     pub positions: usize,
     /// How latents are stored.
@@ -72,16 +76,18 @@ pub struct MemoryPlan {
     pub sequences: usize,
     /// Rows of the largest pass.
     pub pass_rows: usize,
-    /// Number of slots.
+    /// Number of slots that experts land in.
     pub slot_count: usize,
+    /// Number of slots in which experts stay.
+    pub cache_slots: usize,
 }
 
 impl MemoryPlan {
     /// Divides the budget, or says what would be enough. The files need not be there: configuration and schema suffice,
     /// with the bytes of a slot, for which there is [`most_slot_bytes`].
     ///
-    /// One sequence and the slots that one row needs come first; then passes grow to 512 rows, sequences to as many as
-    /// are wished for, each with a row in a pass, and passes and slots again as far as they fit.
+    /// One sequence and the slots that one row needs come first; then passes grow to 512 rows, sequences to as many as are
+    /// wished for, each with a row in a pass, and passes and slots again as far as they fit. The cache gets the rest.
     pub fn new(c: &K3Config, schema: &Schema, slot_bytes: u64, wishes: &Wishes) -> Result<Self, Error> {
         let least_slots = least_slots(wishes);
         let most_slots = wishes.slots.unwrap_or(c.num_experts.min(MOST_SLOTS)).max(1);
@@ -121,7 +127,12 @@ impl MemoryPlan {
         });
         let rows = largest(rows.max(sequences), most_rows, |rows| fits(sequences, rows, good_slots));
         let slots = largest(least_slots, most_slots, |slots| fits(sequences, rows, slots));
-        Ok(plan(sequences, rows, slots))
+        let mut plan = plan(sequences, rows, slots);
+        let left = (wishes.budget - plan.total()).min(wishes.cache.unwrap_or(u64::MAX));
+        let experts = (c.moe_layers() * c.num_experts) as u64;
+        plan.cache_slots = (left / slot_bytes).min(experts) as usize;
+        plan.cache = plan.cache_slots as u64 * slot_bytes;
+        Ok(plan)
     }
 
     /// The least that runs at all: one sequence, passes of one row, and one slot unless more are wished for. It may exceed the budget.
@@ -137,6 +148,8 @@ impl MemoryPlan {
             sequences: 1,
             pass: pass_bytes(c, 1, 1, wishes),
             slots: slots as u64 * slot_bytes,
+            cache: 0,
+            cache_slots: 0,
             positions: wishes.positions,
             kv: wishes.kv,
             token: token_bytes(c, wishes.kv),
@@ -159,17 +172,18 @@ impl MemoryPlan {
 
     /// Bytes of all parts.
     pub fn total(&self) -> u64 {
-        self.program + self.trunk + self.state + self.pass + self.slots
+        self.program + self.trunk + self.state + self.pass + self.slots + self.cache
     }
 
     /// The parts by name.
-    pub fn parts(&self) -> [(&'static str, u64); 5] {
+    pub fn parts(&self) -> [(&'static str, u64); 6] {
         [
             ("program", self.program),
             ("trunk", self.trunk),
             ("state", self.state),
             ("pass", self.pass),
             ("slots", self.slots),
+            ("cache", self.cache),
         ]
     }
 }
@@ -184,7 +198,8 @@ impl fmt::Display for MemoryPlan {
                 self.sequences, self.positions, self.token, self.kv
             ),
             "pass" => format!("activations and expert results of up to {} rows", self.pass_rows),
-            _ => format!("{} experts in flight", self.slot_count),
+            "slots" => format!("{} experts in flight", self.slot_count),
+            _ => format!("{} experts that stay", self.cache_slots),
         };
         for (name, bytes) in self.parts() {
             writeln!(f, "  {name:8} {:>12}  {}", human(bytes), note(name))?;

@@ -108,20 +108,27 @@ fn any_number_of_threads_and_every_kernel_form() {
 fn the_smallest_and_the_largest_arena() {
     for case in cases() {
         let want = want(&case);
-        for slots in [1, 64] {
+        // Nothing stays, some 10 experts of a few kilobytes do, everything does.
+        for (slots, cache) in [(1, Some(0)), (64, Some(0)), (1, Some(100_000)), (64, None)] {
             let options = Options {
                 slots: Some(slots),
+                cache,
                 ..plain_options()
             };
             let mut engine = open(&case.dir, &options);
             assert_eq!(engine.plan().slot_count, slots);
             for sizes in [TOKENS, 3] {
                 let got = fed(&mut engine, &case.ids, &[sizes]);
-                let what = format!("{:?}, {slots} slots, passes of {sizes:?}", case.dir);
+                let what = format!("{:?}, {slots} slots, cache of {cache:?}, passes of {sizes:?}", case.dir);
                 assert_same(&got, &want, &what);
             }
             let stats = engine.stats();
-            assert_eq!(stats.expert_bytes_read, stats.expert_bytes_needed);
+            assert_eq!(
+                stats.expert_bytes_read + stats.expert_bytes_cached,
+                stats.expert_bytes_needed
+            );
+            assert_eq!(stats.expert_bytes_cached > 0, engine.plan().cache_slots > 0);
+            assert_eq!(engine.plan().cache_slots > 0, cache != Some(0));
         }
     }
 }

@@ -39,7 +39,11 @@ fn device_bytes_are_the_kernels() {
     let folder = tempfile::tempdir_in(Path::new(env!("CARGO_TARGET_TMPDIR"))).unwrap();
     checkpoint::synthesize(&config(), 1, &folder.path().join("model"), false, &mut |_| ()).unwrap();
     let checkpoint = Checkpoint::open(&folder.path().join("model")).unwrap();
-    let mut engine = Engine::open(checkpoint, &Options::default(), &mut |_, _| ()).unwrap();
+    let options = Options {
+        cache: Some(0),
+        ..Options::default()
+    };
+    let mut engine = Engine::open(checkpoint, &options, &mut |_, _| ()).unwrap();
     if engine
         .notices()
         .iter()

@@ -126,6 +126,7 @@ pub fn run(model: &Model, rung: &Rung, round: usize, tokens: usize, scratch: &Pa
             drives: drives.iter().map(named).collect(),
             model_folder: false,
         },
+        cache: Some(0),
         measure: Measure::Always,
         // The other processor is for the drives, which are threads here.
         threads: 1,

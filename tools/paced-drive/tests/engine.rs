@@ -26,6 +26,7 @@ fn tokens(engine: &mut Engine) -> Vec<u32> {
 fn open(model: &Path, placement: Placement) -> Engine {
     let options = Options {
         placement,
+        cache: Some(0),
         ..Options::default()
     };
     Engine::open(Checkpoint::open(model).unwrap(), &options, &mut |_, _| ()).unwrap()

@@ -7,9 +7,10 @@ use serde::Deserialize;
 use std::path::{Path, PathBuf};
 use tempfile::TempDir;
 
-/// Room for the small models of the tests.
+/// Room for the small models of the tests. Nothing stays in memory, so that what is needed is read.
 pub fn plain_options() -> Options {
     Options {
+        cache: Some(0),
         memory: 1 << 30,
         threads: 2,
         positions: 512,
