@@ -232,6 +232,7 @@ impl Work<'_> {
                 positions,
                 sequences: 1,
                 kv: machine.kv,
+                cache: Some(0),
                 pass_rows: 1,
                 all_logits: false,
                 slots: None,

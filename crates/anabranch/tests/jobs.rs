@@ -242,7 +242,7 @@ fn batches_are_sized_to_memory() {
     let summary = |more: &[&str]| {
         let _ = fs::remove_file(place.path("out.jsonl"));
         let output = place
-            .command("out.jsonl", &[more, &["--json"]].concat())
+            .command("out.jsonl", &[more, &["--json", "--cache", "0"]].concat())
             .output()
             .unwrap();
         let text = stdout(&output);

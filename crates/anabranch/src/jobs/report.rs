@@ -35,6 +35,7 @@ pub struct Summary {
     /// Tokens that passes took, of prompts and of answers.
     pub rows: u64,
     pub expert_bytes_needed: u64,
+    pub expert_bytes_cached: u64,
     pub expert_bytes_read: u64,
     pub device_bytes: u64,
     /// `expert_bytes_read` for each generated token.
@@ -52,6 +53,7 @@ impl Summary {
         self.passes = stats.passes;
         self.rows = stats.rows;
         self.expert_bytes_needed = stats.expert_bytes_needed;
+        self.expert_bytes_cached = stats.expert_bytes_cached;
         self.expert_bytes_read = stats.expert_bytes_read;
         self.device_bytes = stats.device_bytes;
         self.bytes_per_token = stats.expert_bytes_read / self.generated_tokens.max(1);
@@ -98,6 +100,7 @@ impl Summary {
         row("load", span(self.load_s));
         for (name, bytes) in [
             ("needed", self.expert_bytes_needed),
+            ("cached", self.expert_bytes_cached),
             ("read", self.expert_bytes_read),
             ("device", self.device_bytes),
         ] {
