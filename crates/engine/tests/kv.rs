@@ -95,6 +95,7 @@ fn the_tokens_that_fit_do_and_one_more_is_refused() {
             slots: None,
             threads: 2,
             kv,
+            cache: Some(0),
         };
         let plan = |positions, budget| MemoryPlan::new(config, schema, 1 << 20, &wishes(positions, budget));
         let least = MemoryPlan::least(config, schema, 1 << 20, &wishes(1, 0));
