@@ -1,5 +1,5 @@
 # What people do here. `cargo` alone is enough to build and test; these are the long ones.
-.PHONY: test ci deny bench-orders large bench-kernels ladder jobs sim policies beyond-bound backends
+.PHONY: test ci deny bench-orders large bench-kernels ladder jobs passes sim policies beyond-bound backends
 
 test:
 	cargo test --workspace
@@ -52,3 +52,9 @@ ladder:
 # 1,000 questions to the demo model, killed at 20 random moments and run again: the results are those of an undisturbed run.
 jobs:
 	JOBS_LINES=1000 JOBS_KILLS=20 cargo test --release -p anabranch --test jobs -- killed --nocapture
+
+# A prompt of 512 tokens and batches of 1 to 64 on one paced drive, against what their reads allow: needs Linux, /dev/fuse and 5 GB in
+# PASSES_DIR. Raw data in bench/results.
+PASSES_DIR ?= target/passes
+passes:
+	cargo run --release -p ladder --bin passes -- --scratch $(PASSES_DIR) --out bench/results/passes-$(shell date -u +%Y%m%d-%H%M).json

@@ -9,6 +9,8 @@ mod machine;
 #[cfg(target_os = "linux")]
 mod model;
 #[cfg(target_os = "linux")]
+mod mounts;
+#[cfg(target_os = "linux")]
 mod run;
 #[cfg(target_os = "linux")]
 mod rungs;

@@ -1,7 +1,6 @@
 //! The model and its packs: made once, kept in the scratch folder.
 
-use std::fs::{self, File};
-use std::io::Read;
+use std::fs;
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 
@@ -147,17 +146,4 @@ fn rank(dir: &Path) -> Result<Vec<(u32, Vec<u32>)>> {
         (layer, order)
     };
     Ok(uses.into_iter().map(order).collect())
-}
-
-/// Reads the files of a folder, so that a paced drive finds them in the page cache and never waits for the disk below it.
-pub fn warm(folder: &Path) -> Result<()> {
-    let mut buffer = vec![0; 4 << 20];
-    for entry in folder.read_dir()? {
-        let path = entry?.path();
-        if path.is_file() {
-            let mut file = File::open(path)?;
-            while file.read(&mut buffer)? > 0 {}
-        }
-    }
-    Ok(())
 }

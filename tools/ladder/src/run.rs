@@ -9,7 +9,8 @@ use engine::{Cancel, Engine, Measure, NamedDrive, Options, Placement, greedy};
 use paced_drive::{Command, Control, Pace, PacedDrive};
 use serde::Serialize;
 
-use crate::model::{Model, PROMPT, warm};
+use crate::model::{Model, PROMPT};
+use crate::mounts::{clean, warm};
 use crate::rungs::{RATES, Rung};
 use crate::{Result, machine};
 
@@ -219,13 +220,4 @@ pub fn run(model: &Model, rung: &Rung, round: usize, tokens: usize, scratch: &Pa
         latest_ms: latest_ns.unwrap_or(0) as f64 / 1e6,
         load,
     })
-}
-
-/// An empty folder to mount at, also after a run that was killed.
-fn clean(at: &Path) -> Result<()> {
-    if std::fs::create_dir_all(at).is_err() || at.read_dir().is_ok_and(|mut entries| entries.next().is_some()) {
-        let _ = std::process::Command::new("umount").arg("--lazy").arg(at).status();
-        std::fs::create_dir_all(at)?;
-    }
-    Ok(())
 }

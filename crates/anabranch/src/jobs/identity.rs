@@ -4,36 +4,27 @@ use std::fs;
 use std::io::ErrorKind;
 use std::path::Path;
 
-use checkpoint::{Checkpoint, RawHeader};
-use drives::FileIdentity;
+use checkpoint::Checkpoint;
+use engine::Identity;
 
 use super::input;
 use crate::error::Error;
 use crate::settings::Jobs;
 
 /// Small files that decide what text becomes which tokens and where answers end.
-const FILES: [&str; 4] = [
-    "config.json",
-    "generation_config.json",
-    "tokenizer_config.json",
-    "tiktoken.model",
-];
+const FILES: [&str; 3] = ["generation_config.json", "tokenizer_config.json", "tiktoken.model"];
 
-/// A hash of the model (its small files, and of each shard the length, the header and a sample), the numerics, and the
-/// settings that answer for lines that say nothing.
+/// A hash of the model's identity and small files, the numerics, and the settings that answer for lines that say nothing.
 pub fn hash(checkpoint: &Checkpoint, settings: &Jobs, max_tokens: usize) -> Result<u128, Error> {
     let mut parts = vec![];
     for name in FILES {
         parts.push(contents(&checkpoint.dir().join(name))?);
     }
-    for shard in checkpoint.shards() {
-        let head = RawHeader::read(&shard.path)?.data_start();
-        let found = FileIdentity::read(&shard.path, head)?;
-        parts.push(format!("{} {:08x} {:08x}", found.len, found.head_crc, found.sample_crc).into_bytes());
-    }
     let machine = &settings.machine;
+    let model = Identity::read(checkpoint)?;
     let said = format!(
-        "numerics {}, effort {:?}, {max_tokens} tokens, epsilon {:08x}, latents {:?}",
+        "model {model} of {} bytes, numerics {}, effort {:?}, {max_tokens} tokens, epsilon {:08x}, latents {:?}",
+        model.bytes,
         engine::NUMERICS_VERSION,
         settings.effort,
         machine.mla_eps.to_bits(),
