@@ -1,7 +1,7 @@
 //! What sharing a pass is worth: a long prompt in one pass, and batches of growing size, on one paced drive.
 //!
 //! The model (`bench/configs/passes.json`) is a K3 of small width whose experts are 2.2 GB, several times the engine's memory; 512
-//! rows give each of its 448 experts 18 rows, a little more than K3's 896 get. The drive is slow enough for reads to be the bound on
+//! rows give its 448 experts 18 rows each on average, where K3's 896 get 9. The drive is slow enough for reads to be the bound on
 //! a machine of two cores. What a run gave goes into a JSON file whole; medians and targets are printed. Where FUSE cannot be
 //! used it says so and does nothing.
 
@@ -46,7 +46,7 @@ mod command {
         #[arg(long, value_name = "FILE")]
         out: PathBuf,
         /// The drive's bandwidth, in MB a second
-        #[arg(long, value_name = "N", default_value_t = 500.0)]
+        #[arg(long, value_name = "N", default_value_t = 250.0)]
         rate: f64,
         /// Runs of each set-up
         #[arg(long, value_name = "N", default_value_t = 3)]
