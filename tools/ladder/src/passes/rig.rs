@@ -109,6 +109,8 @@ impl Rig {
             positions: POSITIONS,
             pass_rows,
             sequences,
+            // What sharing a pass is worth, not what is kept between passes.
+            cache: Some(0),
             placement,
             measure: Measure::Always,
             ..Options::default()
