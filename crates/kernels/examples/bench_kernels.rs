@@ -2,10 +2,10 @@
 //! measured in the same run, interleaved with the kernels.
 //!
 //! `cargo run --release -p kernels --example bench_kernels [-- OUT.json]` or `make bench-kernels`. A second argument keeps
-//! only cases whose "name rows isa threads" contain it; `-` as the first writes no file.
+//! only cases whose "name rows isa threads" contain it, or one of its parts if it has commas; `-` as the first writes no file.
 
 use kernels::{
-    Backend, Cpu, Elements, ExpertMatrices, Isa, KvFormat, Matrix, MlaShape, SituCaps, Span, Taker, WeightFormat,
+    Backend, Cpu, Elements, ExpertMatrices, Isa, KvFormat, Lane, Matrix, MlaShape, SituCaps, Span, Taker, WeightFormat,
 };
 use std::hint::black_box;
 use std::io::Write;
@@ -17,6 +17,27 @@ const WEIGHT_BYTES: usize = 1 << 30;
 /// Repetitions; the median counts.
 const REPEATS: usize = 5;
 const ROWS: [usize; 5] = [1, 4, 16, 64, 512];
+
+/// Bytes at a cache line's start, as a loader's buffers are.
+struct Aligned(Vec<Lane>);
+
+impl AsRef<[u8]> for Aligned {
+    fn as_ref(&self) -> &[u8] {
+        // SAFETY: the bytes of the lanes, all of which are set.
+        unsafe { std::slice::from_raw_parts(self.0.as_ptr().cast(), size_of_val(&*self.0)) }
+    }
+}
+
+impl Aligned {
+    fn new(bytes: &[u8]) -> Self {
+        let lane = |bytes: &[u8]| {
+            Lane(std::array::from_fn(|l| {
+                f32::from_le_bytes(bytes[4 * l..][..4].try_into().unwrap())
+            }))
+        };
+        Self(bytes.chunks_exact(size_of::<Lane>()).map(lane).collect())
+    }
+}
 
 struct Noise(u64);
 
@@ -97,29 +118,16 @@ fn sum(p: &[u8]) -> u64 {
         .fold(0, |a, c| a | u64::from_le_bytes(c.try_into().unwrap()))
 }
 
-/// Multiply-add operations (two flops each) per second, in flops, on `threads` threads.
-fn fma_peak(threads: usize) -> f64 {
+/// Operations of multiply-adds (two each) per second with the registers of `isa`, on `threads` threads.
+fn fma_peak(isa: Isa, threads: usize) -> f64 {
     const STEPS: usize = 4_000_000;
-    #[inline(always)]
-    fn chains<const LANES: usize>() -> f32 {
-        const CHAINS: usize = 16;
-        let mut acc = [[1.0f32; LANES]; CHAINS];
-        let (a, b) = (black_box(0.999_f32), black_box(1e-3_f32));
-        for _ in 0..STEPS {
-            for chain in &mut acc {
-                for lane in chain {
-                    *lane = a.mul_add(*lane, b);
-                }
-            }
-        }
-        acc.iter().flatten().sum()
-    }
+    const CHAINS: usize = 12;
     #[cfg(target_arch = "x86_64")]
-    #[target_feature(enable = "avx512f,avx512vl,fma")]
-    fn wide() -> f32 {
+    #[target_feature(enable = "avx512f")]
+    fn avx512() -> f32 {
         use std::arch::x86_64::*;
         let (a, b) = (_mm512_set1_ps(black_box(0.999)), _mm512_set1_ps(black_box(1e-3)));
-        let mut acc = [_mm512_set1_ps(1.0); 16];
+        let mut acc = [_mm512_set1_ps(1.0); CHAINS];
         for _ in 0..STEPS {
             for acc in &mut acc {
                 *acc = _mm512_fmadd_ps(a, *acc, b);
@@ -127,15 +135,37 @@ fn fma_peak(threads: usize) -> f64 {
         }
         acc.iter().map(|v| _mm512_reduce_add_ps(*v)).sum()
     }
-    let run = || {
-        #[cfg(target_arch = "x86_64")]
-        if is_x86_feature_detected!("avx512f") {
-            // SAFETY: just checked.
-            return unsafe { wide() };
+    #[cfg(target_arch = "x86_64")]
+    #[target_feature(enable = "avx2,fma")]
+    fn avx2() -> f32 {
+        use std::arch::x86_64::*;
+        let (a, b) = (_mm256_set1_ps(black_box(0.999)), _mm256_set1_ps(black_box(1e-3)));
+        let mut acc = [_mm256_set1_ps(1.0); CHAINS];
+        for _ in 0..STEPS {
+            for acc in &mut acc {
+                *acc = _mm256_fmadd_ps(a, *acc, b);
+            }
         }
-        chains::<8>()
+        acc.iter().map(|v| _mm_cvtss_f32(_mm256_castps256_ps128(*v))).sum()
+    }
+    let run = || {
+        // SAFETY: the form is available.
+        #[cfg(target_arch = "x86_64")]
+        unsafe {
+            match isa {
+                Isa::Avx512 => return avx512(),
+                Isa::Avx2 => return avx2(),
+                Isa::Plain => {}
+            }
+        }
+        let (a, b) = (black_box(0.999_f32), black_box(1e-3_f32));
+        (0..STEPS).fold(1.0, |acc, _| a.mul_add(acc, b))
     };
-    let lanes = if Isa::detect() == Isa::Avx512 { 16 } else { 8 };
+    let lanes = match isa {
+        Isa::Avx512 => 16 * CHAINS,
+        Isa::Avx2 => 8 * CHAINS,
+        Isa::Plain => 1,
+    };
     let t = seconds(|| {
         std::thread::scope(|s| {
             (0..threads).for_each(|_| {
@@ -143,16 +173,31 @@ fn fma_peak(threads: usize) -> f64 {
             })
         })
     });
-    (threads * STEPS * 16 * lanes * 2) as f64 / t
+    (threads * STEPS * lanes * 2) as f64 / t
 }
 
-/// Makes a case; its weights live only while it is measured.
-type Kind = Box<dyn FnMut(&mut Noise) -> Case>;
+/// Makes a case for a back end.
+type Make = Box<dyn Fn(&mut Noise, &Cpu) -> Case>;
+
+/// A kernel to measure. Its weights live only from `make` until it is measured.
+struct Kind {
+    name: &'static str,
+    rows: usize,
+    make: Make,
+}
+
+impl Kind {
+    fn new(name: &'static str, rows: usize, make: impl Fn(&mut Noise, &Cpu) -> Case + 'static) -> Self {
+        Self {
+            name,
+            rows,
+            make: Box::new(make),
+        }
+    }
+}
 
 /// One measured kernel.
 struct Case {
-    name: &'static str,
-    rows: usize,
     bytes: f64,
     flops: f64,
     run: Box<dyn FnMut(&Cpu)>,
@@ -163,16 +208,19 @@ fn linear_case(rows: usize, out: usize, cols: usize, noise: &mut Noise, cpu: &Cp
     let count = if rows >= 64 { 1 } else { count };
     let weights: Vec<_> = (0..count)
         .map(|_| {
-            cpu.linear(out, cols, WeightFormat::Bf16, Arc::new(noise.bf16(out * cols)))
-                .unwrap()
+            cpu.linear(
+                out,
+                cols,
+                WeightFormat::Bf16,
+                Arc::new(Aligned::new(&noise.bf16(out * cols))),
+            )
+            .unwrap()
         })
         .collect();
     let mut x = cpu.act(rows, cols);
     cpu.upload_bf16(&noise.bf16(rows * cols), &mut x);
     let mut y = cpu.act(rows, out);
     Case {
-        name: "bf16 product",
-        rows,
         bytes: (count * out * cols * 2) as f64,
         flops: (2 * rows * count * out * cols) as f64,
         run: Box::new(move |cpu| weights.iter().for_each(|w| cpu.matmul(w, &x, &mut y))),
@@ -187,22 +235,20 @@ fn expert_case(rows: usize, latent: usize, inner: usize, noise: &mut Noise, cpu:
     } else {
         count
     };
-    let packed: Vec<Vec<u8>> = (0..count).map(|_| noise.bytes(weights / 2)).collect();
+    let packed: Vec<Aligned> = (0..count).map(|_| Aligned::new(&noise.bytes(weights / 2))).collect();
     let scale: Vec<u8> = noise.bytes(latent * inner / 32).iter().map(|b| 118 + b % 4).collect();
     let mut x = cpu.act(rows, latent);
     cpu.upload_bf16(&noise.bf16(rows * latent), &mut x);
     let mut results = cpu.act(rows, latent);
     let takers: Vec<Taker> = (0..rows).map(|row| Taker { row, place: row }).collect();
     Case {
-        name: "mxfp4 expert",
-        rows,
         bytes: (count * (weights / 2 + weights / 32)) as f64,
         flops: (2 * rows * count * weights) as f64,
         run: Box::new(move |cpu| {
             for packed in &packed {
                 let third = weights / 6;
                 let m = |i: usize, rows, cols| {
-                    let packed = &packed[i * third..(i + 1) * third];
+                    let packed = &packed.as_ref()[i * third..(i + 1) * third];
                     Matrix::new(rows, cols, Elements::Mxfp4 { packed, scale: &scale }).unwrap()
                 };
                 let w = ExpertMatrices {
@@ -225,30 +271,27 @@ fn expert_case(rows: usize, latent: usize, inner: usize, noise: &mut Noise, cpu:
     }
 }
 
-fn kda_case(noise: &mut Noise, cpu: &Cpu) -> Case {
+fn kda_case(rows: usize, layers: usize, noise: &mut Noise, cpu: &Cpu) -> Case {
     const HEADS: usize = 96;
     const DIM: usize = 128;
-    const LAYERS: usize = 69;
-    let mut states: Vec<_> = (0..LAYERS).map(|_| cpu.kda(HEADS, DIM, 4)).collect();
+    let mut states: Vec<_> = (0..layers).map(|_| cpu.kda(HEADS, DIM, 4)).collect();
     let width = HEADS * DIM;
     let mut input = |width| {
-        let mut a = cpu.act(1, width);
-        cpu.upload_bf16(&noise.bf16(width), &mut a);
+        let mut a = cpu.act(rows, width);
+        cpu.upload_bf16(&noise.bf16(rows * width), &mut a);
         a
     };
     let (q, k, v, mut alpha, mut beta) = (input(width), input(width), input(width), input(width), input(HEADS));
     cpu.sigmoid(&mut alpha);
     cpu.sigmoid(&mut beta);
-    let mut y = cpu.act(1, width);
-    let size = (LAYERS * HEADS * DIM * DIM) as f64;
+    let mut y = cpu.act(rows, width);
+    let size = (layers * HEADS * DIM * DIM) as f64;
     Case {
-        name: "kda step",
-        rows: 1,
         // Read once and written once.
         bytes: 8.0 * size,
-        flops: 7.0 * size,
+        flops: 7.0 * size * rows as f64,
         run: Box::new(move |cpu| {
-            let spans = [Span { first: 0, rows: 1 }];
+            let spans = [Span { first: 0, rows }];
             states
                 .iter_mut()
                 .for_each(|s| cpu.delta(&q, &k, &v, &alpha, &beta, &spans, &mut [s], &mut y));
@@ -256,7 +299,7 @@ fn kda_case(noise: &mut Noise, cpu: &Cpu) -> Case {
     }
 }
 
-fn attention_case(positions: usize, format: KvFormat, noise: &mut Noise, cpu: &Cpu) -> Case {
+fn attention_case(rows: usize, positions: usize, format: KvFormat, noise: &mut Noise, cpu: &Cpu) -> Case {
     let shape = MlaShape {
         heads: 96,
         nope: 128,
@@ -272,19 +315,39 @@ fn attention_case(positions: usize, format: KvFormat, noise: &mut Noise, cpu: &C
         cpu.upload_bf16(&noise.bf16(64 * width), &mut kv);
         cpu.append_latents(&kv, &norm, 1e-6, &[Span { first: 0, rows: 64 }], &mut [&mut cache]);
     }
-    let mut q = cpu.act(1, shape.heads * width);
-    cpu.upload_bf16(&noise.bf16(shape.heads * width), &mut q);
-    let mut y = cpu.act(1, shape.heads * shape.latent);
+    let mut q = cpu.act(rows, shape.heads * width);
+    cpu.upload_bf16(&noise.bf16(rows * shape.heads * width), &mut q);
+    let mut y = cpu.act(rows, shape.heads * shape.latent);
     Case {
-        name: match format {
-            KvFormat::F32 => "mla attention",
-            KvFormat::Bf16 => "mla attention, bf16 latents",
-        },
-        rows: 1,
         bytes: (positions * width * format.bytes()) as f64,
-        flops: (2 * shape.heads * positions * (width + shape.latent)) as f64,
-        run: Box::new(move |cpu| cpu.attend(&q, shape, 0.01, &[Span { first: 0, rows: 1 }], &[&cache], &mut y)),
+        flops: (2 * rows * shape.heads * positions * (width + shape.latent)) as f64,
+        run: Box::new(move |cpu| cpu.attend(&q, shape, 0.01, &[Span { first: 0, rows }], &[&cache], &mut y)),
     }
+}
+
+fn kinds() -> Vec<Kind> {
+    let mut kinds = vec![];
+    for rows in ROWS {
+        kinds.push(Kind::new("bf16 product", rows, move |n, cpu| {
+            linear_case(rows, 12288, 7168, n, cpu)
+        }));
+        kinds.push(Kind::new("mxfp4 expert", rows, move |n, cpu| {
+            expert_case(rows, 3584, 3072, n, cpu)
+        }));
+    }
+    kinds.push(Kind::new("kda step", 1, |n, cpu| kda_case(1, 69, n, cpu)));
+    kinds.push(Kind::new("kda step", 64, |n, cpu| kda_case(64, 4, n, cpu)));
+    for rows in [1, 64] {
+        for (name, format) in [
+            ("mla attention", KvFormat::F32),
+            ("mla attention, bf16 latents", KvFormat::Bf16),
+        ] {
+            kinds.push(Kind::new(name, rows, move |n, cpu| {
+                attention_case(rows, 8192, format, n, cpu)
+            }));
+        }
+    }
+    kinds
 }
 
 fn main() {
@@ -294,40 +357,29 @@ fn main() {
     let mut noise = Noise(0x1234_5678_9abc_def1);
     let probe = noise.bytes(WEIGHT_BYTES);
     let mut lines = vec![];
+    let kinds = kinds();
     for isa in Isa::available().into_iter().skip(1).rev() {
         for threads in if all > 1 { vec![1, all] } else { vec![1] } {
             let cpu = Cpu::new(isa, threads).unwrap();
-            let mut kinds: Vec<Kind> = vec![];
-            for rows in ROWS {
-                let c = Cpu::new(isa, 1).unwrap();
-                kinds.push(Box::new(move |n| linear_case(rows, 12288, 7168, n, &c)));
-                let c = Cpu::new(isa, 1).unwrap();
-                kinds.push(Box::new(move |n| expert_case(rows, 3584, 3072, n, &c)));
-            }
-            let c = Cpu::new(isa, 1).unwrap();
-            kinds.push(Box::new(move |n| kda_case(n, &c)));
-            for format in KvFormat::ALL {
-                let c = Cpu::new(isa, 1).unwrap();
-                kinds.push(Box::new(move |n| attention_case(8192, format, n, &c)));
-            }
-            for kind in &mut kinds {
-                let mut case = kind(&mut noise);
-                if !format!("{} {} {isa} {threads}", case.name, case.rows).contains(&only) {
+            for kind in &kinds {
+                let title = format!("{} {} {isa} {threads}", kind.name, kind.rows);
+                if !only.split(',').any(|part| title.contains(part)) {
                     continue;
                 }
+                let mut case = (kind.make)(&mut noise, &cpu);
                 (case.run)(&cpu);
                 let (mut times, mut bandwidths, mut peaks) = (vec![], vec![], vec![]);
                 for _ in 0..REPEATS {
                     bandwidths.push(read_bandwidth(&probe, threads));
-                    peaks.push(fma_peak(threads));
+                    peaks.push(fma_peak(isa, threads));
                     times.push(seconds(|| (case.run)(&cpu)));
                 }
                 let (t, bandwidth, peak) = (median(times), median(bandwidths), median(peaks));
                 let floor = (case.bytes / bandwidth).max(case.flops / peak);
                 let line = format!(
                     "{{\"kernel\":\"{}\",\"isa\":\"{isa}\",\"threads\":{threads},\"rows\":{},\"gb_per_s\":{:.2},\"gflop_per_s\":{:.1},\"share_of_floor\":{:.3},\"read_gb_per_s\":{:.1},\"fma_gflop_per_s\":{:.1}}}",
-                    case.name,
-                    case.rows,
+                    kind.name,
+                    kind.rows,
                     case.bytes / t / 1e9,
                     case.flops / t / 1e9,
                     floor / t,

@@ -13,6 +13,8 @@ pub enum WeightFormat {
     Bf16,
     /// Little-endian f32.
     F32,
+    /// Signed bytes, `rows * cols` of them, then one little-endian f32 scale a row. Not the published weights.
+    Int8,
 }
 
 /// The rows of one sequence in a pass: `rows` consecutive rows from `first` on, oldest first.

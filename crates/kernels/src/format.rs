@@ -53,6 +53,13 @@ pub enum Elements<'a> {
     Bf16(&'a [u8]),
     /// Little-endian f32, `rows * cols * 4` bytes.
     F32(&'a [u8]),
+    /// Signed bytes (`rows * cols`) and one little-endian f32 scale a row (`rows * 4` bytes), which multiplies the row's sum.
+    Int8 {
+        /// The integers.
+        data: &'a [u8],
+        /// The scales.
+        scale: &'a [u8],
+    },
     /// MXFP4: two E2M1 nibbles a byte, even column low (`rows * cols / 2` bytes), and one E8M0 scale byte for each 32
     /// columns of a row (`rows * cols / 32` bytes). `cols` is a multiple of 32.
     Mxfp4 {
@@ -101,6 +108,10 @@ impl<'a> Matrix<'a> {
         match elements {
             Elements::Bf16(b) => check("the bf16 data", b.len(), rows * cols * 2)?,
             Elements::F32(b) => check("the f32 data", b.len(), rows * cols * 4)?,
+            Elements::Int8 { data, scale } => {
+                check("the int8 data", data.len(), rows * cols)?;
+                check("the row scales", scale.len(), rows * 4)?;
+            }
             Elements::Mxfp4 { packed, scale } => {
                 check("the block remainder", cols % BLOCK, 0)?;
                 check("the packed data", packed.len(), rows * cols / 2)?;
@@ -108,6 +119,29 @@ impl<'a> Matrix<'a> {
             }
         }
         Ok(Self { rows, cols, elements })
+    }
+
+    /// The outputs `rows` as a matrix of their own.
+    pub(crate) fn slice(&self, rows: std::ops::Range<usize>) -> Self {
+        let part = |data: &'a [u8], row: usize| &data[rows.start * row..rows.end * row];
+        let cols = self.cols;
+        let elements = match self.elements {
+            Elements::Bf16(data) => Elements::Bf16(part(data, 2 * cols)),
+            Elements::F32(data) => Elements::F32(part(data, 4 * cols)),
+            Elements::Int8 { data, scale } => Elements::Int8 {
+                data: part(data, cols),
+                scale: part(scale, 4),
+            },
+            Elements::Mxfp4 { packed, scale } => Elements::Mxfp4 {
+                packed: part(packed, cols / 2),
+                scale: part(scale, cols / BLOCK),
+            },
+        };
+        Self {
+            rows: rows.len(),
+            cols,
+            elements,
+        }
     }
 
     /// Number of outputs.
@@ -125,18 +159,28 @@ impl<'a> Matrix<'a> {
         self.elements
     }
 
-    /// The exact value of one element: the definition that every kernel must agree with.
+    /// The exact value of one element: the definition that every kernel must agree with. For int8 the integer, before
+    /// [`Matrix::row_scale`].
     #[inline(always)]
     pub fn at(&self, row: usize, col: usize) -> f32 {
         let i = row * self.cols + col;
         match self.elements {
             Elements::Bf16(b) => bf16_to_f32(u16::from_le_bytes([b[2 * i], b[2 * i + 1]])),
             Elements::F32(b) => f32::from_le_bytes([b[4 * i], b[4 * i + 1], b[4 * i + 2], b[4 * i + 3]]),
+            Elements::Int8 { data, .. } => data[i] as i8 as f32,
             Elements::Mxfp4 { packed, scale } => {
                 let byte = packed[i / 2];
                 let nibble = if col.is_multiple_of(2) { byte & 15 } else { byte >> 4 };
                 E2M1[nibble as usize] * e8m0(scale[i / BLOCK])
             }
+        }
+    }
+
+    /// What the sum of a row is multiplied by, where the format has such a factor.
+    pub fn row_scale(&self, row: usize) -> Option<f32> {
+        match self.elements {
+            Elements::Int8 { scale, .. } => Some(f32::from_le_bytes(scale.as_chunks().0[row])),
+            _ => None,
         }
     }
 
@@ -161,6 +205,7 @@ impl fmt::Display for Matrix<'_> {
         let kind = match self.elements {
             Elements::Bf16(_) => "bf16",
             Elements::F32(_) => "f32",
+            Elements::Int8 { .. } => "int8",
             Elements::Mxfp4 { .. } => "mxfp4",
         };
         write!(f, "{kind} [{}, {}]", self.rows, self.cols)

@@ -2,10 +2,9 @@
 //! does not depend on how many tokens come with it.
 
 use crate::functions::{exp, sigmoid, silu};
-use crate::isa::multiversion;
-
-/// State columns handled together; a column's sums never meet another column's.
-const COLUMNS: usize = 32;
+use crate::isa::{Isa, multiversion};
+use crate::lanes::{self, Lanes};
+use crate::matmul::LANES;
 
 multiversion! {
     /// Depthwise causal convolution over time, then SiLU: `y[c] = silu(sum_j w[j][c] u[j][c])`, taps ascending, the last tap
@@ -36,64 +35,197 @@ multiversion! {
     }
 }
 
-multiversion! {
-    /// The delta rule for one head and token. `state` is `[keys][values]`, row-major.
-    ///
-    /// Sweep 1, keys ascending: `S[k] *= alpha[k]`, `u += S[k] * key[k]`. Then `d = beta * (v - u)`.
-    /// Sweep 2, keys ascending: `S[k] += key[k] * d`, `o += S[k] * query[k]`. Sums are fused multiply-adds from zero.
-    pub(crate) unsafe fn delta_step(
-        state: &mut [f32], query: &[f32], key: &[f32], alpha: &[f32], value: &[f32], beta: f32, out: &mut [f32],
-    ) {
-        let width = value.len();
-        let whole = width / COLUMNS * COLUMNS;
-        for c in (0..whole).step_by(COLUMNS) {
-            columns::<COLUMNS>(state, width, c, query, key, alpha, value, beta, out);
+/// What one token brings to one head's recurrence.
+#[derive(Clone, Copy)]
+pub(crate) struct Step<'a> {
+    pub(crate) query: &'a [f32],
+    pub(crate) key: &'a [f32],
+    pub(crate) alpha: &'a [f32],
+    pub(crate) value: &'a [f32],
+    pub(crate) beta: f32,
+}
+
+/// The delta rule for one head and consecutive tokens. `state` is `[keys][values]`, `out` `[tokens][values]`.
+///
+/// For each token, sweep 1, keys ascending: `S[k] *= alpha[k]`, `u += S[k] * key[k]`. Then `d = beta * (v - u)`.
+/// Sweep 2, keys ascending: `S[k] += key[k] * d`, `o += S[k] * query[k]`. Sums are fused multiply-adds from zero.
+///
+/// A column never meets another one, so that a few columns go through all tokens while they are in the first-level
+/// cache. One pass over the keys is a token's sweep 2 and the next one's sweep 1.
+///
+/// # Safety
+/// The processor must run `isa`.
+pub(crate) unsafe fn delta(isa: Isa, state: &mut [f32], steps: &[Step], out: &mut [f32]) {
+    #[cfg(target_arch = "x86_64")]
+    #[target_feature(enable = "avx2,fma")]
+    fn avx2(state: &mut [f32], steps: &[Step], out: &mut [f32]) {
+        // SAFETY: this function has the features of its form.
+        unsafe { all_columns::<lanes::x86::Avx2, 2>(state, steps, out) }
+    }
+    #[cfg(target_arch = "x86_64")]
+    #[target_feature(enable = "avx2,fma,avx512f,avx512bw,avx512dq,avx512vl")]
+    fn avx512(state: &mut [f32], steps: &[Step], out: &mut [f32]) {
+        // SAFETY: this function has the features of its form.
+        unsafe { all_columns::<lanes::x86::Avx512, 4>(state, steps, out) }
+    }
+    // SAFETY: the caller promises that the processor runs `isa`.
+    unsafe {
+        match isa {
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx2 => avx2(state, steps, out),
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx512 => avx512(state, steps, out),
+            _ => all_columns::<[f32; LANES], 1>(state, steps, out),
         }
-        for c in whole..width {
-            columns::<1>(state, width, c, query, key, alpha, value, beta, out);
+    }
+}
+
+/// Columns in groups of `C` times sixteen, the rest one by one.
+///
+/// # Safety
+/// The processor runs `V`; so for the function below.
+#[inline(always)]
+unsafe fn all_columns<V: Lanes, const C: usize>(state: &mut [f32], steps: &[Step], out: &mut [f32]) {
+    let Some(step) = steps.first() else { return };
+    let (keys, width) = (step.key.len(), step.value.len());
+    assert!(state.len() == keys * width && out.len() == steps.len() * width);
+    assert!(
+        steps
+            .iter()
+            .all(|s| [s.query, s.key, s.alpha].iter().all(|x| x.len() == keys) && s.value.len() == width)
+    );
+    let mut first = 0;
+    // SAFETY: the caller's promise.
+    unsafe {
+        while first + C * LANES <= width {
+            columns::<V, C>(state, width, first, steps, out);
+            first += C * LANES;
+        }
+        while first + LANES <= width {
+            columns::<V, 1>(state, width, first, steps, out);
+            first += LANES;
+        }
+    }
+    for c in first..width {
+        for (step, out) in steps.iter().zip(out.chunks_exact_mut(width)) {
+            let (mut u, mut o) = (0.0, 0.0);
+            for ((row, key), alpha) in state.chunks_exact_mut(width).zip(step.key).zip(step.alpha) {
+                row[c] *= alpha;
+                u = row[c].mul_add(*key, u);
+            }
+            let d = step.beta * (step.value[c] - u);
+            for ((row, key), query) in state.chunks_exact_mut(width).zip(step.key).zip(step.query) {
+                row[c] = key.mul_add(d, row[c]);
+                o = row[c].mul_add(*query, o);
+            }
+            out[c] = o;
         }
     }
 }
 
 #[inline(always)]
-#[allow(clippy::too_many_arguments)]
-fn columns<const N: usize>(
+unsafe fn columns<V: Lanes, const C: usize>(
     state: &mut [f32],
     width: usize,
     first: usize,
-    query: &[f32],
-    key: &[f32],
-    alpha: &[f32],
-    value: &[f32],
-    beta: f32,
+    steps: &[Step],
     out: &mut [f32],
 ) {
-    let mut u = [0.0f32; N];
-    for ((row, k), a) in state.chunks_exact_mut(width).zip(key).zip(alpha) {
-        for (s, u) in row[first..first + N].iter_mut().zip(&mut u) {
-            *s *= a;
-            *u = s.mul_add(*k, *u);
+    // SAFETY: the caller's promise.
+    unsafe {
+        let mut u = [V::splat(0.0); C];
+        for ((row, key), alpha) in state.chunks_exact_mut(width).zip(steps[0].key).zip(steps[0].alpha) {
+            let (key, alpha) = (V::splat(*key), V::splat(*alpha));
+            for (s, u) in row[first..].as_chunks_mut::<LANES>().0.iter_mut().zip(&mut u) {
+                let new = V::load(s).mul(alpha);
+                *u = new.mul_add(key, *u);
+                *s = new.store();
+            }
+        }
+        for (t, step) in steps.iter().enumerate() {
+            let mut d = [V::splat(0.0); C];
+            for (c, (d, u)) in d.iter_mut().zip(u).enumerate() {
+                let mut lanes = u.store();
+                for (lane, value) in lanes.iter_mut().zip(&step.value[first + c * LANES..]) {
+                    *lane = step.beta * (value - *lane);
+                }
+                *d = V::load(&lanes);
+            }
+            let mut o = [V::splat(0.0); C];
+            u = [V::splat(0.0); C];
+            let rows = state.chunks_exact_mut(width).zip(step.key).zip(step.query);
+            if let Some(next) = steps.get(t + 1) {
+                for (((row, key), query), (next_key, next_alpha)) in rows.zip(next.key.iter().zip(next.alpha)) {
+                    let (key, query) = (V::splat(*key), V::splat(*query));
+                    let (next_key, next_alpha) = (V::splat(*next_key), V::splat(*next_alpha));
+                    let row = row[first..].as_chunks_mut::<LANES>().0;
+                    for (((s, d), o), u) in row.iter_mut().zip(d).zip(&mut o).zip(&mut u) {
+                        let after = key.mul_add(d, V::load(s));
+                        *o = after.mul_add(query, *o);
+                        let before = after.mul(next_alpha);
+                        *u = before.mul_add(next_key, *u);
+                        *s = before.store();
+                    }
+                }
+            } else {
+                for ((row, key), query) in rows {
+                    let (key, query) = (V::splat(*key), V::splat(*query));
+                    let row = row[first..].as_chunks_mut::<LANES>().0;
+                    for ((s, d), o) in row.iter_mut().zip(d).zip(&mut o) {
+                        let after = key.mul_add(d, V::load(s));
+                        *o = after.mul_add(query, *o);
+                        *s = after.store();
+                    }
+                }
+            }
+            for (out, o) in out[t * width + first..].as_chunks_mut::<LANES>().0.iter_mut().zip(o) {
+                *out = o.store();
+            }
         }
     }
-    let mut d = [0.0f32; N];
-    for ((d, v), u) in d.iter_mut().zip(&value[first..first + N]).zip(&u) {
-        *d = beta * (v - u);
-    }
-    let mut o = [0.0f32; N];
-    for ((row, k), q) in state.chunks_exact_mut(width).zip(key).zip(query) {
-        for ((s, d), o) in row[first..first + N].iter_mut().zip(&d).zip(&mut o) {
-            *s = k.mul_add(*d, *s);
-            *o = s.mul_add(*q, *o);
-        }
-    }
-    out[first..first + N].copy_from_slice(&o);
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::Isa;
     use crate::testing::numbers;
+
+    fn step<'a>(query: &'a [f32], key: &'a [f32], alpha: &'a [f32], value: &'a [f32], beta: f32) -> Step<'a> {
+        Step {
+            query,
+            key,
+            alpha,
+            value,
+            beta,
+        }
+    }
+
+    /// Tokens together give the bits of tokens one by one, in every form.
+    #[test]
+    fn tokens_together_and_one_by_one() {
+        for (keys, width, tokens) in [(16, 16, 2), (7, 37, 5), (5, 70, 3), (128, 128, 9)] {
+            let inputs: Vec<[Vec<f32>; 4]> = (0..tokens)
+                .map(|t| {
+                    let n = |len, seed| numbers(1.0, len, seed + 10 * t as u32);
+                    [n(keys, 1), n(keys, 2), n(keys, 3), n(width, 4)]
+                })
+                .collect();
+            let steps: Vec<Step> = inputs.iter().map(|[q, k, a, v]| step(q, k, a, v, 0.3)).collect();
+            let start = numbers(1.0, keys * width, 5);
+            let (mut want, mut one_by_one) = (start.clone(), vec![0.0; tokens * width]);
+            for (step, out) in steps.iter().zip(one_by_one.chunks_exact_mut(width)) {
+                // SAFETY: the form is available.
+                unsafe { delta(Isa::Plain, &mut want, std::slice::from_ref(step), out) };
+            }
+            for isa in Isa::available() {
+                let (mut state, mut out) = (start.clone(), vec![0.0; tokens * width]);
+                // SAFETY: the form is available.
+                unsafe { delta(isa, &mut state, &steps, &mut out) };
+                let same = |a: &[f32], b: &[f32]| a.iter().zip(b).all(|(a, b)| a.to_bits() == b.to_bits());
+                assert!(same(&out, &one_by_one) && same(&state, &want), "{isa}, width {width}");
+            }
+        }
+    }
 
     /// The recurrence in f64, written from the formula.
     #[test]
@@ -114,7 +246,7 @@ mod tests {
                 for (isa, state) in Isa::available().into_iter().zip(&mut states) {
                     let mut out = vec![0.0; width];
                     // SAFETY: the form is available.
-                    unsafe { delta_step(isa, state, &q, &k, &alpha, &v, beta, &mut out) };
+                    unsafe { delta(isa, state, &[step(&q, &k, &alpha, &v, beta)], &mut out) };
                     outs.push(out);
                 }
                 for i in 0..keys {

@@ -8,6 +8,8 @@ use crate::matmul::LANES;
 /// # Safety
 /// The processor must run the form whose type this is; that holds for every function here.
 pub(crate) trait Lanes: Copy {
+    /// Registers that sixteen lanes take.
+    const REGISTERS: usize;
     /// Sixteen times `x`.
     unsafe fn splat(x: f32) -> Self;
     /// Sixteen numbers from anywhere.
@@ -23,6 +25,7 @@ pub(crate) trait Lanes: Copy {
 }
 
 impl Lanes for [f32; LANES] {
+    const REGISTERS: usize = 4;
     #[inline(always)]
     unsafe fn splat(x: f32) -> Self {
         [x; LANES]
@@ -60,6 +63,7 @@ pub(crate) mod x86 {
 
     // SAFETY (all blocks below): the caller promises that the processor runs the form; loads and stores are of whole arrays.
     impl Lanes for Avx2 {
+        const REGISTERS: usize = 2;
         #[inline(always)]
         unsafe fn splat(x: f32) -> Self {
             // SAFETY: as said above.
@@ -108,6 +112,7 @@ pub(crate) mod x86 {
     pub(crate) struct Avx512(__m512);
 
     impl Lanes for Avx512 {
+        const REGISTERS: usize = 1;
         #[inline(always)]
         unsafe fn splat(x: f32) -> Self {
             // SAFETY: as said above.

@@ -1,5 +1,8 @@
 //! Multi-head latent attention in the absorbed form: scores and values are taken straight from the cached latents.
 
+// An index names a register of a tile; loops over it are unrolled.
+#![allow(clippy::needless_range_loop)]
+
 use crate::format::bf16_to_f32;
 use crate::functions::exp;
 use crate::isa::{Isa, multiversion};
@@ -133,12 +136,8 @@ unsafe fn attend_rows<E: Element>(
     }
 }
 
-/// Heads that are taken together.
-const HEADS: usize = 4;
-/// Positions whose scores are computed together: with four heads 16 running sums, which hide the latency of a multiply-add.
-const POSITIONS: usize = 4;
-/// Registers of 16 outputs that a head's weighted sum is computed for together.
-const CHUNKS: usize = 4;
+/// Heads that are taken through a block together, so that it comes from the second-level cache once for all of them.
+pub(crate) const HEADS: usize = 8;
 
 /// # Safety
 /// The processor runs `V`; so for all functions below.
@@ -152,20 +151,26 @@ unsafe fn groups<V: Lanes, E: Element>(
     out: &mut [f32],
 ) {
     let value = out.len() / softmax.len();
-    let mut heads = softmax.chunks_exact_mut(HEADS);
-    let mut queries = queries.chunks_exact(HEADS * width);
-    let mut out = out.chunks_exact_mut(HEADS * value);
-    for ((softmax, query), out) in (&mut heads).zip(&mut queries).zip(&mut out) {
+    let mut head = 0;
+    while head < softmax.len() {
+        let (softmax, queries, out) = (&mut softmax[head..], &queries[head * width..], &mut out[head * value..]);
         // SAFETY: the caller's promise.
-        unsafe { heads_block::<V, E, HEADS>(softmax, query, width, block, scale, out) }
-    }
-    let rest = queries
-        .remainder()
-        .chunks_exact(width)
-        .zip(out.into_remainder().chunks_exact_mut(value));
-    for (softmax, (query, out)) in heads.into_remainder().chunks_exact_mut(1).zip(rest) {
-        // SAFETY: the caller's promise.
-        unsafe { heads_block::<V, E, 1>(softmax, query, width, block, scale, out) }
+        unsafe {
+            match softmax.len() {
+                HEADS.. => {
+                    heads_block::<V, E, HEADS>(softmax, queries, width, block, scale, out, value);
+                    head += HEADS;
+                }
+                2.. => {
+                    heads_block::<V, E, 2>(softmax, queries, width, block, scale, out, value);
+                    head += 2;
+                }
+                _ => {
+                    heads_block::<V, E, 1>(softmax, queries, width, block, scale, out, value);
+                    head += 1;
+                }
+            }
+        }
     }
 }
 
@@ -177,100 +182,133 @@ unsafe fn heads_block<V: Lanes, E: Element, const G: usize>(
     block: &[E],
     scale: f32,
     out: &mut [f32],
+    value: usize,
 ) {
-    let positions = block.len() / width;
-    let mut scores = [[0.0f32; ATTENTION_BLOCK]; G];
-    let mut p = 0;
+    let mut scores = [[0.0f32; G]; ATTENTION_BLOCK];
+    let scores = &mut scores[..block.len() / width];
+    // Tiles of heads by positions (or by registers of outputs) whose sums fit into the registers.
     // SAFETY: the caller's promise.
     unsafe {
-        while p + POSITIONS <= positions {
-            score_tile::<V, E, G, POSITIONS>(queries, width, &block[p * width..], p, &mut scores);
-            p += POSITIONS;
-        }
-        while p < positions {
-            score_tile::<V, E, G, 1>(queries, width, &block[p * width..], p, &mut scores);
-            p += 1;
+        match (G, V::REGISTERS) {
+            (1, _) => all_scores::<V, E, G, 1, 4>(queries, width, block, scores),
+            (2, 1) => all_scores::<V, E, G, 2, 4>(queries, width, block, scores),
+            (_, 1) => all_scores::<V, E, G, 4, 4>(queries, width, block, scores),
+            _ => all_scores::<V, E, G, 2, 3>(queries, width, block, scores),
         }
     }
-    let mut keep = [0.0f32; G];
-    for ((softmax, scores), keep) in softmax.iter_mut().zip(&mut scores).zip(&mut keep) {
-        let scores = &mut scores[..positions];
-        let mut max = softmax.max;
-        for score in scores.iter_mut() {
-            *score *= scale;
-            max = if *score > max { *score } else { max };
-        }
-        *keep = exp(softmax.max - max);
-        softmax.max = max;
-        softmax.sum *= *keep;
-        for score in scores.iter_mut() {
-            *score = exp(*score - max);
-        }
-        for score in scores.iter() {
-            softmax.sum += *score;
-        }
-    }
-    let value = out.len() / G;
-    let mut first = 0;
+    let keep = weigh(&mut softmax[..G], scale, scores);
     // SAFETY: the caller's promise.
     unsafe {
-        while first + CHUNKS * LANES <= value {
-            value_tile::<V, E, G, CHUNKS>(&scores, positions, width, block, first, value, &keep, out);
-            first += CHUNKS * LANES;
-        }
-        while first + LANES <= value {
-            value_tile::<V, E, G, 1>(&scores, positions, width, block, first, value, &keep, out);
-            first += LANES;
-        }
-    }
-    for i in first..value {
-        for g in 0..G {
-            let mut acc = out[g * value + i] * keep[g];
-            for (p, row) in block.chunks_exact(width).enumerate() {
-                acc = scores[g][p].mul_add(row[i].number(), acc);
-            }
-            out[g * value + i] = acc;
+        match (G, V::REGISTERS) {
+            (1, _) => all_values::<V, E, G, 1, 4>(scores, width, block, value, &keep, out),
+            (2, 1) => all_values::<V, E, G, 2, 4>(scores, width, block, value, &keep, out),
+            (_, 1) => all_values::<V, E, G, 4, 4>(scores, width, block, value, &keep, out),
+            _ => all_values::<V, E, G, 2, 3>(scores, width, block, value, &keep, out),
         }
     }
 }
 
-/// Scores of `G` heads for the first `P` rows of `rows`, into `scores[head][at..]`. Each is `vector::dot`.
+/// Takes the scores of a block into the softmaxes, turns them into weights, and returns what former sums are multiplied by.
+/// Heads go side by side, each in its own order.
 #[inline(always)]
-unsafe fn score_tile<V: Lanes, E: Element, const G: usize, const P: usize>(
+fn weigh<const G: usize>(softmax: &mut [Softmax], scale: f32, scores: &mut [[f32; G]]) -> [f32; G] {
+    let before: [f32; G] = std::array::from_fn(|g| softmax[g].max);
+    let mut max = before;
+    for scores in scores.iter_mut() {
+        for (score, max) in scores.iter_mut().zip(&mut max) {
+            *score *= scale;
+            *max = if *score > *max { *score } else { *max };
+        }
+    }
+    let mut keep = [0.0; G];
+    let mut sum = [0.0; G];
+    for g in 0..G {
+        keep[g] = exp(before[g] - max[g]);
+        sum[g] = softmax[g].sum * keep[g];
+    }
+    for scores in scores.iter_mut() {
+        for ((score, max), sum) in scores.iter_mut().zip(&max).zip(&mut sum) {
+            *score = exp(*score - max);
+            *sum += *score;
+        }
+    }
+    for (g, softmax) in softmax.iter_mut().enumerate() {
+        *softmax = Softmax {
+            max: max[g],
+            sum: sum[g],
+        };
+    }
+    keep
+}
+
+/// Scores of `G` heads for all positions, in tiles of `H` heads and `P` positions.
+#[inline(always)]
+unsafe fn all_scores<V: Lanes, E: Element, const G: usize, const H: usize, const P: usize>(
     queries: &[f32],
     width: usize,
+    block: &[E],
+    scores: &mut [[f32; G]],
+) {
+    let mut p = 0;
+    while p < scores.len() {
+        let (rows, scores) = (&block[p * width..], &mut scores[p..]);
+        // SAFETY: the caller's promise.
+        unsafe {
+            if scores.len() >= P {
+                for head in (0..G).step_by(H) {
+                    score_tile::<V, E, G, H, P>(queries, head, width, rows, scores);
+                }
+                p += P;
+            } else {
+                for head in (0..G).step_by(H) {
+                    score_tile::<V, E, G, H, 1>(queries, head, width, rows, scores);
+                }
+                p += 1;
+            }
+        }
+    }
+}
+
+/// Scores of `H` heads from `head` on for the first `P` rows. Each is `vector::dot`.
+#[inline(always)]
+unsafe fn score_tile<V: Lanes, E: Element, const G: usize, const H: usize, const P: usize>(
+    queries: &[f32],
+    head: usize,
+    width: usize,
     rows: &[E],
-    at: usize,
-    scores: &mut [[f32; ATTENTION_BLOCK]; G],
+    scores: &mut [[f32; G]],
 ) {
     let whole = width / LANES * LANES;
+    let (queries, rows) = (&queries[head * width..(head + H) * width], &rows[..P * width]);
     // SAFETY: the caller's promise.
     let acc = unsafe {
-        let mut acc = [[V::splat(0.0); P]; G];
+        let mut acc = [[V::splat(0.0); P]; H];
+        let (from, at) = (queries.as_ptr(), rows.as_ptr());
         for c in (0..whole).step_by(LANES) {
-            let mut row = [V::splat(0.0); P];
-            for (p, row) in row.iter_mut().enumerate() {
-                *row = E::load(array(rows, p * width + c));
+            // SAFETY (both loads): `c + LANES` is at most the width, and the slices hold H and P whole rows.
+            let mut query = [V::splat(0.0); H];
+            for h in 0..H {
+                query[h] = V::load(&*from.add(h * width + c).cast());
             }
-            for (g, acc) in acc.iter_mut().enumerate() {
-                let query = V::load(array(queries, g * width + c));
-                for (acc, row) in acc.iter_mut().zip(row) {
-                    *acc = query.mul_add(row, *acc);
+            for p in 0..P {
+                let row: V = E::load(&*at.add(p * width + c).cast());
+                for h in 0..H {
+                    acc[h][p] = query[h].mul_add(row, acc[h][p]);
                 }
             }
         }
         acc
     };
-    for (g, acc) in acc.into_iter().enumerate() {
+    for (h, acc) in acc.into_iter().enumerate() {
         for (p, acc) in acc.into_iter().enumerate() {
             // SAFETY: the caller's promise.
             let mut lanes = unsafe { acc.store() };
-            let query = &queries[g * width + whole..(g + 1) * width];
+            let query = &queries[h * width + whole..(h + 1) * width];
             let row = &rows[p * width + whole..(p + 1) * width];
             for ((lane, q), r) in lanes.iter_mut().zip(query).zip(row) {
                 *lane = q.mul_add(r.number(), *lane);
             }
-            scores[g][at + p] = tree(lanes);
+            scores[p][head + h] = tree(lanes);
         }
     }
 }
@@ -281,12 +319,49 @@ fn array<T>(x: &[T], at: usize) -> &[T; LANES] {
     x[at..at + LANES].as_array().expect("a slice of LANES numbers")
 }
 
-/// `C` times 16 outputs from `first` on of the weighted sums of `G` heads.
+/// Weighted sums of `G` heads, in tiles of `H` heads and `C` times 16 outputs.
+#[inline(always)]
+unsafe fn all_values<V: Lanes, E: Element, const G: usize, const H: usize, const C: usize>(
+    weights: &[[f32; G]],
+    width: usize,
+    block: &[E],
+    value: usize,
+    keep: &[f32; G],
+    out: &mut [f32],
+) {
+    let mut first = 0;
+    // SAFETY: the caller's promise.
+    unsafe {
+        while first + C * LANES <= value {
+            for head in (0..G).step_by(H) {
+                value_tile::<V, E, G, H, C>(weights, head, width, block, first, value, keep, out);
+            }
+            first += C * LANES;
+        }
+        while first + LANES <= value {
+            for head in (0..G).step_by(H) {
+                value_tile::<V, E, G, H, 1>(weights, head, width, block, first, value, keep, out);
+            }
+            first += LANES;
+        }
+    }
+    for i in first..value {
+        for g in 0..G {
+            let mut acc = out[g * value + i] * keep[g];
+            for (weights, row) in weights.iter().zip(block.chunks_exact(width)) {
+                acc = weights[g].mul_add(row[i].number(), acc);
+            }
+            out[g * value + i] = acc;
+        }
+    }
+}
+
+/// `C` times 16 outputs from `first` on of the weighted sums of `H` heads from `head` on.
 #[inline(always)]
 #[allow(clippy::too_many_arguments)]
-unsafe fn value_tile<V: Lanes, E: Element, const G: usize, const C: usize>(
-    weights: &[[f32; ATTENTION_BLOCK]; G],
-    positions: usize,
+unsafe fn value_tile<V: Lanes, E: Element, const G: usize, const H: usize, const C: usize>(
+    weights: &[[f32; G]],
+    head: usize,
     width: usize,
     block: &[E],
     first: usize,
@@ -294,29 +369,32 @@ unsafe fn value_tile<V: Lanes, E: Element, const G: usize, const C: usize>(
     keep: &[f32; G],
     out: &mut [f32],
 ) {
+    assert!(first + C * LANES <= value && value <= width && head + H <= G);
+    let place = |h: usize, c: usize| (head + h) * value + first + c * LANES;
     // SAFETY: the caller's promise.
     unsafe {
-        let mut acc = [[V::splat(0.0); C]; G];
-        for (g, acc) in acc.iter_mut().enumerate() {
-            for (c, acc) in acc.iter_mut().enumerate() {
-                *acc = V::load(array(out, g * value + first + c * LANES)).mul(V::splat(keep[g]));
+        let mut acc = [[V::splat(0.0); C]; H];
+        for h in 0..H {
+            for c in 0..C {
+                acc[h][c] = V::load(array(out, place(h, c))).mul(V::splat(keep[head + h]));
             }
         }
-        for p in 0..positions {
-            let mut row = [V::splat(0.0); C];
-            for (c, row) in row.iter_mut().enumerate() {
-                *row = E::load(array(block, p * width + first + c * LANES));
+        for (weights, row) in weights.iter().zip(block.chunks_exact(width)) {
+            let mut weight = [V::splat(0.0); H];
+            for h in 0..H {
+                weight[h] = V::splat(weights[head + h]);
             }
-            for (acc, weights) in acc.iter_mut().zip(weights) {
-                let w = V::splat(weights[p]);
-                for (acc, row) in acc.iter_mut().zip(row) {
-                    *acc = w.mul_add(row, *acc);
+            for c in 0..C {
+                // SAFETY: `value` is at most the width, and this tile ends before it.
+                let row: V = E::load(&*row.as_ptr().add(first + c * LANES).cast());
+                for h in 0..H {
+                    acc[h][c] = weight[h].mul_add(row, acc[h][c]);
                 }
             }
         }
-        for (g, acc) in acc.into_iter().enumerate() {
-            for (c, acc) in acc.into_iter().enumerate() {
-                out[g * value + first + c * LANES..][..LANES].copy_from_slice(&acc.store());
+        for h in 0..H {
+            for c in 0..C {
+                out[place(h, c)..][..LANES].copy_from_slice(&acc[h][c].store());
             }
         }
     }
@@ -353,8 +431,8 @@ mod tests {
 
     fn attend(isa: Isa, cache: &Latents, positions: usize, query: &[f32], scale: f32, value: usize) -> Vec<f32> {
         let width = query.len();
-        // Six heads, so that a full group and single heads are met; all have the same query and must agree.
-        const ALL: usize = HEADS + 2;
+        // So many heads that a full group, a pair and a single head are met; all have the same query and must agree.
+        const ALL: usize = HEADS + 3;
         let queries = query.repeat(ALL);
         let mut softmax = vec![Softmax::new(); ALL];
         let mut out = vec![0.0; ALL * value];

@@ -27,6 +27,13 @@ impl Tensor {
                 .iter()
                 .map(|b| f32::from_le_bytes(*b))
                 .collect(),
+            WeightFormat::Int8 => {
+                let rows = self.shape[0];
+                let (data, scale) = bytes.split_at(bytes.len() - 4 * rows);
+                let rows = data.chunks_exact(data.len() / rows).zip(scale.as_chunks::<4>().0);
+                rows.flat_map(|(row, scale)| row.iter().map(|&i| i as i8 as f32 * f32::from_le_bytes(*scale)))
+                    .collect()
+            }
         }
     }
 }

@@ -1,12 +1,12 @@
 use super::{Cpu, KdaState, Rows, Weights};
 use crate::backend::{MlaShape, Span, WeightFormat};
-use crate::kda;
+use crate::kda::{self, Step};
 use crate::latents::Latents;
 use crate::matmul::{Output, Packed, matmul};
 use crate::mla::{self, Softmax};
 
 /// Heads of one attention task come in multiples of this.
-const HEAD_GROUP: usize = 4;
+const HEAD_GROUP: usize = mla::HEADS;
 
 /// A row's place: which span, and which row of the span.
 fn places(spans: &[Span], rows: usize) -> Vec<(usize, usize)> {
@@ -87,12 +87,23 @@ impl Cpu {
             })
             .collect();
         self.each(work, |(span, head, matrix)| {
-            let mut o = vec![0.0; dim];
-            for row in span.first..span.first + span.rows {
-                let [q, k, v, a] = inputs.map(|x| &x.row(row)[head * dim..][..dim]);
-                // SAFETY: `new` checked the form; this task alone writes this head of this span's rows.
-                unsafe {
-                    kda::delta_step(self.isa, matrix, q, k, a, v, beta.row(row)[head], &mut o);
+            let steps: Vec<Step> = (span.first..span.first + span.rows)
+                .map(|row| {
+                    let [query, key, value, alpha] = inputs.map(|x| &x.row(row)[head * dim..][..dim]);
+                    Step {
+                        query,
+                        key,
+                        alpha,
+                        value,
+                        beta: beta.row(row)[head],
+                    }
+                })
+                .collect();
+            let mut o = vec![0.0; span.rows * dim];
+            // SAFETY: `new` checked the form; this task alone writes this head of this span's rows.
+            unsafe {
+                kda::delta(self.isa, matrix, &steps, &mut o);
+                for (row, o) in (span.first..).zip(o.chunks_exact(dim)) {
                     o.iter().enumerate().for_each(|(j, o)| out.set(row, head * dim + j, *o));
                 }
             }
@@ -171,7 +182,7 @@ impl Cpu {
         let out = Output::new(y.data_mut(), rows, width);
         self.each_index(shape.heads, |head| {
             let first = head * (shape.nope + shape.value) + shape.nope;
-            let w = kv_b.slice(first..first + shape.value);
+            let w = kv_b.matrix().slice(first..first + shape.value);
             let mut packed = Packed::default();
             packed.pack(rows, shape.latent, |i| &x.row(i)[head * shape.latent..][..shape.latent]);
             // SAFETY: `new` checked the form; the outputs of this head belong to this task alone.

@@ -1,11 +1,17 @@
-use super::{Cpu, Rows};
+use super::{Cpu, Rows, with_packed};
 use crate::backend::{ExpertMatrices, Routes, SituCaps, Taker};
-use crate::functions::sigmoid;
+use crate::format::BLOCK;
 use crate::matmul::{Output, Packed, matmul};
 use crate::vector;
+use std::cell::Cell;
 
 /// Added to the sum of the chosen scores before dividing, as the release does.
 const ROUTE_EPS: f32 = 1e-20;
+
+thread_local! {
+    /// A calling thread's inner activations of an expert, arranged for its last matrix.
+    static HIDDEN: Cell<Packed> = Cell::default();
+}
 
 impl Cpu {
     pub(super) fn route_rows(&self, logits: &Rows, bias: &[f32], top_k: usize, scale: f32) -> Routes {
@@ -15,7 +21,9 @@ impl Cpu {
             weights: Vec::with_capacity(logits.rows * top_k),
         };
         for row in 0..logits.rows {
-            let scores: Vec<f32> = logits.row(row).iter().map(|&l| sigmoid(l)).collect();
+            let mut scores = logits.row(row).to_vec();
+            // SAFETY: `new` checked the form.
+            unsafe { vector::sigmoid_all(self.isa, &mut scores) };
             let chosen = choose(&scores, bias, top_k);
             let sum: f32 = chosen.iter().fold(0.0, |sum, &e| sum + scores[e as usize]) + ROUTE_EPS;
             for e in chosen {
@@ -38,39 +46,34 @@ impl Cpu {
         let (inner, latent) = (w.gate.rows(), w.down.rows());
         assert_eq!((x.width, results.width, w.down.cols()), (latent, latent, inner));
         let n = takers.len();
-        results.rows = results.rows.max(takers.iter().map(|t| t.place + 1).max().unwrap_or(0));
-        assert!(
-            results.rows <= results.capacity,
-            "{} results where {} were reserved",
-            results.rows,
-            results.capacity
-        );
-        let mut packed = Packed::default();
-        packed.pack(n, latent, |i| x.row(takers[i].row));
-        let mut gate = vec![0.0; n * inner];
-        let mut up = vec![0.0; n * inner];
-        let (gate_out, up_out) = (Output::new(&mut gate, n, inner), Output::new(&mut up, n, inner));
-        self.split(2 * inner, latent, |outputs| {
-            // One range over both matrices: the first half is the gate, the second the linear factor.
-            let (g, u) = (
-                outputs.start.min(inner)..outputs.end.min(inner),
-                outputs.start.max(inner)..outputs.end.max(inner),
-            );
-            // SAFETY: `new` checked the form; both outputs are borrowed for the call; ranges do not meet.
-            unsafe {
-                matmul(self.isa, &w.gate, g, &packed, gate_out);
-                matmul(self.isa, &w.up, u.start - inner..u.end - inner, &packed, up_out);
-            }
+        let rows = results.rows.max(takers.iter().map(|t| t.place + 1).max().unwrap_or(0));
+        results.resize(rows);
+        let places: Vec<usize> = takers.iter().map(|t| t.place).collect();
+        let out = Output::new(results.data_mut(), rows, latent).at(&places);
+        with_packed(|packed| {
+            self.pack(packed, n, latent, |i| x.row(takers[i].row));
+            let mut hidden = HIDDEN.take();
+            let slots = hidden.resize(n, inner);
+            self.split(inner, 2 * latent, |outputs| {
+                // Both factors of a few inner numbers, then their product, straight to where the next matrix wants it.
+                let (first, width) = (outputs.start, outputs.len());
+                let mut both = vec![0.0; 2 * n * width];
+                let (gate, up) = both.split_at_mut(n * width);
+                for (w, y) in [(&w.gate, &mut *gate), (&w.up, &mut *up)] {
+                    let part = w.slice(outputs.clone());
+                    // SAFETY: `new` checked the form; the memory is this task's own.
+                    unsafe { matmul(self.isa, &part, 0..width, packed, Output::new(y, n, width)) }
+                }
+                // SAFETY: `new` checked the form.
+                unsafe { vector::situ(self.isa, gate, up, caps.beta, caps.linear_beta) };
+                for (i, row) in gate.chunks_exact(width).enumerate() {
+                    // SAFETY: this task alone fills these columns, and ranges begin at a block.
+                    unsafe { slots.fill(i, first / BLOCK, row) }
+                }
+            });
+            self.product(&w.down, &hidden, out);
+            HIDDEN.set(hidden);
         });
-        // SAFETY: `new` checked the form.
-        unsafe { vector::situ(self.isa, &mut gate, &up, caps.beta, caps.linear_beta) };
-        packed.pack(n, inner, |i| &gate[i * inner..]);
-        let mut down = up;
-        down.resize(n * latent.max(inner), 0.0);
-        self.product(&w.down, &packed, &mut down[..n * latent]);
-        for (taker, row) in takers.iter().zip(down.chunks_exact(latent)) {
-            results.data[taker.place * latent..][..latent].copy_from_slice(row);
-        }
     }
 }
 
@@ -91,6 +94,7 @@ fn choose(scores: &[f32], bias: &[f32], top_k: usize) -> Vec<u32> {
 mod tests {
     use super::*;
     use crate::backend::Backend;
+    use crate::functions::sigmoid;
     use crate::{Elements, Isa, Matrix};
 
     #[test]

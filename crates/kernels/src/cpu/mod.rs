@@ -5,12 +5,13 @@ mod experts;
 
 use crate::backend::{Backend, ExpertMatrices, MlaShape, Routes, SharedBytes, SituCaps, Span, Taker, WeightFormat};
 use crate::bytes;
-use crate::format::{Elements, Matrix, ShapeError, bf16_to_f32};
+use crate::format::{BLOCK, Elements, Matrix, ShapeError, bf16_to_f32};
 use crate::isa::Isa;
 use crate::latents::{KvFormat, Latents};
 use crate::matmul::{Output, Packed, matmul};
 use crate::vector;
 use rayon::prelude::*;
+use std::cell::Cell;
 use std::io::{self, Read, Write};
 use std::ops::Range;
 
@@ -18,6 +19,22 @@ use std::ops::Range;
 const TASK_OUTPUTS: usize = 32;
 /// Weights that one task takes at least, for the same reason.
 const TASK_WEIGHTS: usize = 1 << 15;
+
+/// Numbers to arrange or move from which on the threads share them.
+const TASK_NUMBERS: usize = 1 << 16;
+
+thread_local! {
+    /// A calling thread's arranged activations, kept from product to product.
+    static PACKED: Cell<Packed> = Cell::default();
+}
+
+/// Runs `task` with the thread's arranged activations, whose former content is of no use.
+fn with_packed<R>(task: impl FnOnce(&mut Packed) -> R) -> R {
+    let mut packed = PACKED.take();
+    let result = task(&mut packed);
+    PACKED.set(packed);
+    result
+}
 
 /// The CPU back end.
 #[derive(Debug)]
@@ -121,21 +138,30 @@ impl Cpu {
         }
     }
 
+    /// Arranges rows for a product; `row(i)` gives the i-th.
+    fn pack<'a>(&self, packed: &mut Packed, rows: usize, cols: usize, row: impl Fn(usize) -> &'a [f32] + Sync + Send) {
+        if rows * cols < TASK_NUMBERS {
+            return packed.pack(rows, cols, row);
+        }
+        let slots = packed.resize(rows, cols);
+        // SAFETY: each task fills a row of its own.
+        self.each_index(rows, |i| unsafe { slots.fill(i, 0, &row(i)[..cols]) });
+    }
+
     /// `y = W x`, outputs split over the threads.
-    fn product(&self, w: &Matrix, x: &Packed, y: &mut [f32]) {
-        let out = Output::new(y, x.rows(), w.rows());
+    fn product(&self, w: &Matrix, x: &Packed, y: Output) {
         self.split(w.rows(), w.cols(), |outputs| {
             // SAFETY: `new` checked the form; `y` is borrowed for the call and covers every output; the ranges of
             // different tasks do not meet.
-            unsafe { matmul(self.isa, w, outputs, x, out) }
+            unsafe { matmul(self.isa, w, outputs, x, y) }
         });
     }
 
-    /// Splits `outputs` outputs of `cols` weights each into ranges for the threads.
+    /// Splits `outputs` outputs of `cols` weights each into ranges for the threads, which begin at multiples of [`BLOCK`].
     fn split(&self, outputs: usize, cols: usize, task: impl Fn(Range<usize>) + Sync + Send) {
         let least = TASK_OUTPUTS.max(TASK_WEIGHTS / cols.max(1));
         let tasks = (outputs / least).clamp(1, self.threads * 4);
-        let step = outputs.div_ceil(tasks).next_multiple_of(8);
+        let step = outputs.div_ceil(tasks).next_multiple_of(BLOCK);
         self.each_index(outputs.div_ceil(step), |t| {
             task(t * step..((t + 1) * step).min(outputs))
         });
@@ -200,21 +226,15 @@ impl Weights {
         match self.format {
             WeightFormat::Bf16 => Elements::Bf16(self.bytes()),
             WeightFormat::F32 => Elements::F32(self.bytes()),
+            WeightFormat::Int8 => {
+                let (data, scale) = self.bytes().split_at((self.rows * self.cols).min(self.bytes().len()));
+                Elements::Int8 { data, scale }
+            }
         }
     }
 
     fn matrix(&self) -> Matrix<'_> {
         Matrix::new(self.rows, self.cols, self.elements()).expect("checked when the weight was taken")
-    }
-
-    /// Rows `rows` of the matrix.
-    fn slice(&self, rows: Range<usize>) -> Matrix<'_> {
-        let bytes = |size: usize| &self.bytes()[rows.start * self.cols * size..rows.end * self.cols * size];
-        let elements = match self.format {
-            WeightFormat::Bf16 => Elements::Bf16(bytes(2)),
-            WeightFormat::F32 => Elements::F32(bytes(4)),
-        };
-        Matrix::new(rows.len(), self.cols, elements).expect("a slice has the length of its rows")
     }
 }
 
@@ -332,9 +352,11 @@ impl Backend for Cpu {
     fn matmul(&self, w: &Weights, x: &Rows, y: &mut Rows) {
         assert_eq!(y.width, w.rows);
         y.resize(x.rows);
-        let mut packed = Packed::default();
-        packed.pack(x.rows, x.width, |i| x.row(i));
-        self.product(&w.matrix(), &packed, y.data_mut());
+        let out = Output::new(y.data_mut(), x.rows, w.rows);
+        with_packed(|packed| {
+            self.pack(packed, x.rows, x.width, |i| x.row(i));
+            self.product(&w.matrix(), packed, out);
+        });
     }
 
     fn rms_norm(&self, x: &Rows, w: &Vec<f32>, eps: f32, y: &mut Rows) {

@@ -8,16 +8,27 @@
 mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
+#[cfg(target_arch = "x86_64")]
+mod few;
+#[cfg(target_arch = "x86_64")]
+mod form;
+mod packed;
 mod plain;
 #[cfg(target_arch = "x86_64")]
 mod tiles;
 
-use crate::format::{BLOCK, Matrix};
+use crate::format::Matrix;
 use crate::isa::Isa;
+pub use packed::Packed;
 use std::ops::Range;
 
 /// Number of partial sums of an output.
 pub const LANES: usize = 16;
+/// Blocks of 32 columns that are taken together: a panel of weights and a row tile's part of the activations stay in the
+/// first-level cache for so many columns. Activations are laid out in these steps.
+const PANEL_BLOCKS: usize = 16;
+/// Lanes of a panel's row: even and odd columns of each block.
+const PANEL_LANES: usize = 2 * PANEL_BLOCKS;
 
 /// One set of 16 partial sums or of 16 columns, aligned to a cache line.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -37,76 +48,26 @@ pub fn tree(mut lanes: [f32; LANES]) -> f32 {
     lanes[0]
 }
 
-/// Activation rows arranged for the canonical order: per block of 32 columns the 16 even ones, then the 16 odd ones.
-#[derive(Clone, Debug, Default)]
-pub struct Packed {
-    rows: usize,
-    cols: usize,
-    blocks: usize,
-    data: Vec<Lane>,
-}
-
-impl Packed {
-    /// Arranges `rows` rows of `cols` numbers; `row(i)` gives the i-th. Memory is reused from call to call.
-    pub fn pack<'a>(&mut self, rows: usize, cols: usize, row: impl Fn(usize) -> &'a [f32]) {
-        self.rows = rows;
-        self.cols = cols;
-        self.blocks = cols.div_ceil(BLOCK);
-        self.data.clear();
-        self.data.resize(rows * self.blocks * 2, Lane::default());
-        for i in 0..rows {
-            let source = &row(i)[..cols];
-            let target = &mut self.data[i * self.blocks * 2..][..self.blocks * 2];
-            for (block, pair) in source.chunks(BLOCK).zip(target.chunks_exact_mut(2)) {
-                let [even, odd] = pair else {
-                    unreachable!("chunks of two")
-                };
-                if block.len() == BLOCK {
-                    for l in 0..LANES {
-                        even.0[l] = block[2 * l];
-                        odd.0[l] = block[2 * l + 1];
-                    }
-                } else {
-                    for (c, &v) in block.iter().enumerate() {
-                        (if c % 2 == 0 { &mut *even } else { &mut *odd }).0[c / 2] = v;
-                    }
-                }
-            }
-        }
-    }
-
-    /// Number of rows.
-    pub fn rows(&self) -> usize {
-        self.rows
-    }
-
-    /// Number of columns.
-    pub fn cols(&self) -> usize {
-        self.cols
-    }
-
-    /// The blocks of one row: `2 * ceil(cols / 32)` lanes.
-    pub(crate) fn row(&self, i: usize) -> &[Lane] {
-        &self.data[i * self.blocks * 2..][..self.blocks * 2]
-    }
-}
-
-/// Where the products of one call go: element `(row, output)` at `base + row * stride + output`.
+/// Where the products of one call go: element `(row, output)` at `base + place(row) * stride + output`.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Output {
+pub(crate) struct Output<'a> {
     base: *mut f32,
     stride: usize,
+    /// Number of places.
+    rows: usize,
+    /// Place of each row; without it rows lie one after the other.
+    places: Option<&'a [usize]>,
 }
 
 // SAFETY: `Output` is a plain address. Whoever writes through it keeps to outputs that nobody else touches; see
 // `matmul`'s contract.
-unsafe impl Send for Output {}
+unsafe impl Send for Output<'_> {}
 // SAFETY: as above.
-unsafe impl Sync for Output {}
+unsafe impl Sync for Output<'_> {}
 
-impl Output {
+impl<'a> Output<'a> {
     /// Results as a row-major `[rows, outputs]` matrix.
-    pub(crate) fn new(y: &mut [f32], rows: usize, stride: usize) -> Self {
+    pub(crate) fn new(y: &'a mut [f32], rows: usize, stride: usize) -> Self {
         assert!(
             y.len() >= rows * stride,
             "output of {} numbers for {rows} rows of {stride}",
@@ -115,6 +76,21 @@ impl Output {
         Self {
             base: y.as_mut_ptr(),
             stride,
+            rows,
+            places: None,
+        }
+    }
+
+    /// Row `i` of the results goes to row `places[i]` of the matrix; no two to the same.
+    pub(crate) fn at(self, places: &'a [usize]) -> Self {
+        assert!(
+            places.iter().all(|&place| place < self.rows),
+            "a place beyond the output"
+        );
+        Self {
+            places: Some(places),
+            rows: places.len(),
+            ..self
         }
     }
 
@@ -123,7 +99,7 @@ impl Output {
         // `wrapping_add` because the address is only computed here; `set` says what may be touched.
         Self {
             base: self.base.wrapping_add(output),
-            stride: self.stride,
+            ..self
         }
     }
 
@@ -134,8 +110,9 @@ impl Output {
     /// this element.
     #[inline(always)]
     pub(crate) unsafe fn set(self, row: usize, output: usize, value: f32) {
-        // SAFETY: the caller's promise.
-        unsafe { *self.base.add(row * self.stride + output) = value }
+        let place = self.places.map_or(row, |places| places[row]);
+        // SAFETY: the caller's promise; places were checked.
+        unsafe { *self.base.add(place * self.stride + output) = value }
     }
 }
 
@@ -147,8 +124,9 @@ impl Output {
 pub(crate) unsafe fn matmul(isa: Isa, w: &Matrix, outputs: Range<usize>, x: &Packed, y: Output) {
     assert_eq!(w.cols(), x.cols(), "{w} times rows of {}", x.cols());
     assert!(
-        outputs.end <= w.rows() && outputs.end <= y.stride,
-        "outputs {outputs:?} of {w}"
+        outputs.end <= w.rows() && outputs.end <= y.stride && x.rows() <= y.rows,
+        "outputs {outputs:?} of {w} for {} rows",
+        x.rows()
     );
     if outputs.is_empty() || x.rows() == 0 {
         return;
@@ -156,12 +134,10 @@ pub(crate) unsafe fn matmul(isa: Isa, w: &Matrix, outputs: Range<usize>, x: &Pac
     // SAFETY: the caller's promise, and the shapes were checked above and by `Matrix::new`.
     unsafe {
         match isa {
-            Isa::Plain => plain::matmul(w, outputs, x, y),
             #[cfg(target_arch = "x86_64")]
-            Isa::Avx2 => tiles::matmul::<avx2::Avx2>(w, outputs, x, y),
+            Isa::Avx2 => avx2::matmul(w, outputs, x, y),
             #[cfg(target_arch = "x86_64")]
-            Isa::Avx512 => tiles::matmul::<avx512::Avx512>(w, outputs, x, y),
-            #[cfg(not(target_arch = "x86_64"))]
+            Isa::Avx512 => avx512::matmul(w, outputs, x, y),
             _ => plain::matmul(w, outputs, x, y),
         }
     }

@@ -10,11 +10,13 @@ pub(super) unsafe fn matmul(w: &Matrix, outputs: Range<usize>, x: &Packed, y: Ou
     for output in outputs {
         for row in 0..x.rows() {
             let mut lanes = [0.0; LANES];
-            for (block, pair) in x.row(row).chunks_exact(2).enumerate() {
-                accumulate(w, output, block, pair, &mut lanes);
+            for block in 0..w.cols().div_ceil(BLOCK) {
+                accumulate(w, output, block, x.block(row, block), &mut lanes);
             }
+            let sum = tree(lanes);
+            let value = w.row_scale(output).map_or(sum, |scale| sum * scale);
             // SAFETY: inside the outputs that the caller gave to this call.
-            unsafe { y.set(row, output, tree(lanes)) }
+            unsafe { y.set(row, output, value) }
         }
     }
 }

@@ -12,6 +12,7 @@ struct Weights {
 enum Kind {
     Bf16,
     F32,
+    Int8,
     Mxfp4,
 }
 
@@ -41,6 +42,10 @@ impl Weights {
                 vec![],
             ),
             Kind::F32 => ((0..n).flat_map(|_| number(next()).to_le_bytes()).collect(), vec![]),
+            Kind::Int8 => (
+                (0..n).map(|_| next() as u8).collect(),
+                (0..rows).flat_map(|_| number(next()).to_le_bytes()).collect(),
+            ),
             Kind::Mxfp4 => (
                 (0..n / 2).map(|_| next() as u8).collect(),
                 (0..n / 32)
@@ -55,6 +60,10 @@ impl Weights {
         let elements = match kind {
             Kind::Bf16 => Elements::Bf16(&self.bytes),
             Kind::F32 => Elements::F32(&self.bytes),
+            Kind::Int8 => Elements::Int8 {
+                data: &self.bytes,
+                scale: &self.scale,
+            },
             Kind::Mxfp4 => Elements::Mxfp4 {
                 packed: &self.bytes,
                 scale: &self.scale,
@@ -78,14 +87,14 @@ fn product(isa: Isa, w: &Matrix, x: &Packed, splits: &[usize]) -> Vec<u32> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(96))]
+    #![proptest_config(ProptestConfig::with_cases(128))]
 
     /// Every form gives the plain bits, for odd sizes, any number of rows and any split of the outputs, and a row's
     /// result does not change with its company.
     #[test]
     fn every_form_equals_the_plain_one(
-        kind in prop_oneof![Just(Kind::Bf16), Just(Kind::F32), Just(Kind::Mxfp4)],
-        rows in 1usize..40, cols in 1usize..700, m in 1usize..17, seed: u64, cut in 0usize..40,
+        kind in prop_oneof![Just(Kind::Bf16), Just(Kind::F32), Just(Kind::Int8), Just(Kind::Mxfp4)],
+        rows in 1usize..80, cols in 1usize..1200, m in prop_oneof![1usize..8, 1usize..71], seed: u64, cut in 0usize..40,
     ) {
         let cols = if matches!(kind, Kind::Mxfp4) { cols.div_ceil(32) * 32 } else { cols };
         let weights = Weights::new(kind, rows, cols, seed);
@@ -98,12 +107,47 @@ proptest! {
         for isa in Isa::available() {
             prop_assert_eq!(&product(isa, &w, &packed, &[cut]), &want, "{} {}", isa, w);
             let mut one = Packed::default();
-            for i in 0..m {
+            for i in [0, m / 2, m - 1] {
                 one.pack(1, cols, |_| &x[i * cols..]);
                 prop_assert_eq!(&product(isa, &w, &one, &[])[..], &want[i * rows..(i + 1) * rows], "row {} alone", i);
             }
         }
     }
+}
+
+/// More rows than one block of rows holds: rows keep their results.
+#[test]
+fn many_blocks_of_rows() {
+    let (rows, cols, m) = (70, 96, 200);
+    let weights = Weights::new(Kind::Bf16, rows, cols, 5);
+    let w = weights.matrix(Kind::Bf16, rows, cols);
+    let mut next = noise(6);
+    let x: Vec<f32> = (0..m * cols).map(|_| number(next())).collect();
+    let mut packed = Packed::default();
+    packed.pack(m, cols, |i| &x[i * cols..]);
+    let want = product(Isa::Plain, &w, &packed, &[]);
+    for isa in Isa::available() {
+        assert_eq!(product(isa, &w, &packed, &[3]), want, "{isa}");
+    }
+}
+
+/// Each row's results go to its place and nowhere else.
+#[test]
+fn rows_go_to_their_places() {
+    let (rows, cols) = (5, 64);
+    let weights = Weights::new(Kind::Int8, rows, cols, 5);
+    let w = weights.matrix(Kind::Int8, rows, cols);
+    let x = crate::testing::numbers(1.0, 2 * cols, 3);
+    let mut packed = Packed::default();
+    packed.pack(2, cols, |i| &x[i * cols..]);
+    let want = product(Isa::Plain, &w, &packed, &[]);
+    let mut y = vec![f32::NAN; 4 * rows];
+    let out = Output::new(&mut y, 4, rows).at(&[3, 1]);
+    // SAFETY: the plain form is available and `y` covers all places.
+    unsafe { matmul(Isa::Plain, &w, 0..rows, &packed, out) };
+    let bits: Vec<u32> = y.iter().map(|v| v.to_bits()).collect();
+    assert_eq!((&bits[15..], &bits[5..10]), (&want[..rows], &want[rows..]));
+    assert!(y[..5].iter().chain(&y[10..15]).all(|v| v.is_nan()));
 }
 
 /// The sum is the one that the document defines, written out a second time and element by element.
