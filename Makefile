@@ -1,5 +1,5 @@
 # What people do here. `cargo` alone is enough to build and test; these are the long ones.
-.PHONY: test ci deny bench-orders large bench-kernels ladder jobs passes sim policies beyond-bound backends
+.PHONY: test ci deny bench-orders large bench-kernels ladder long-context jobs passes sim policies beyond-bound backends
 
 test:
 	cargo test --workspace
@@ -58,3 +58,9 @@ jobs:
 PASSES_DIR ?= target/passes
 passes:
 	cargo run --release -p ladder --bin passes -- --scratch $(PASSES_DIR) --out bench/results/passes-$(shell date -u +%Y%m%d-%H%M).json
+
+# 200,000 tokens of context at small width: memory, time of a step, growth; and a prompt of 8,000 tokens. Raw data in bench/results.
+long-context:
+	for kv in f32 bf16; do cargo run --release -p engine --features testing --example long_context -- $$kv \
+		bench/results/long-context-$$kv-$(shell date -u +%Y%m%d-%H%M).json || exit 1; done
+	cargo test --release -p engine --test long_prompt -- --ignored --nocapture

@@ -81,3 +81,23 @@ impl Sequence {
         }
     }
 }
+
+#[cfg(feature = "testing")]
+impl crate::Engine {
+    /// A sequence after `ids` whose state is made of `numbers` instead of those tokens' passes. KDA states take as many f32 as
+    /// they hold, latents `[tokens, width]` numbers of their format, little-endian, layer after layer.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Context`] beyond the positions that were planned for; the reader's as [`Error::Session`].
+    pub fn sequence_of(&self, ids: Vec<u32>, numbers: &mut dyn std::io::Read) -> Result<Sequence, Error> {
+        self.check_positions(ids.len())?;
+        let mut sequence = self.new_sequence();
+        for layer in 0..sequence.state.layers() {
+            let loaded = sequence.state.load_layer(self.cpu(), layer, ids.len(), numbers);
+            loaded.map_err(|error| crate::SessionError::io("numbers".as_ref(), "read", error))?;
+        }
+        sequence.ids = ids;
+        Ok(sequence)
+    }
+}
