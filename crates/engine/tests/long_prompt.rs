@@ -33,6 +33,8 @@ fn read_once_a_pass(tokens: usize) {
     let options = Options {
         positions: tokens,
         pass_rows: PASS_ROWS,
+        // Every pass reads what it needs.
+        cache: Some(0),
         ..plain_options()
     };
     let mut engine = open(&demo.join("model"), &options);
