@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::sync::LazyLock;
 
 use clap::{Parser, Subcommand, ValueEnum};
-use engine::{Isa, KvFormat};
+use engine::{Isa, KvFormat, Reader};
 
 use crate::ids::{self, Ids};
 use crate::sizes;
@@ -347,6 +347,10 @@ pub struct MachineArgs {
     #[arg(long, value_name = "NAME", value_parser = isa, hide_short_help = true)]
     pub isa: Option<Isa>,
 
+    /// How drives are read: best (io_uring where the system has it) or threads
+    #[arg(long, value_name = "HOW", default_value_t = Reader::Best, value_parser = reader, hide_short_help = true)]
+    pub reader: Reader,
+
     /// How the context's latents are kept: bf16 takes half the memory of f32 and gives other bits
     #[arg(long, value_name = "FORMAT", default_value_t = KvFormat::F32, value_parser = kv)]
     pub kv: KvFormat,
@@ -591,6 +595,11 @@ fn stop_text(text: &str) -> Result<String, String> {
 fn kv(text: &str) -> Result<KvFormat, String> {
     let found = KvFormat::ALL.into_iter().find(|format| format.name() == text);
     found.ok_or_else(|| format!("found {text}, expected f32 or bf16"))
+}
+
+fn reader(text: &str) -> Result<Reader, String> {
+    let found = Reader::ALL.into_iter().find(|reader| reader.name() == text);
+    found.ok_or_else(|| format!("found {text}, expected best or threads"))
 }
 
 fn isa(text: &str) -> Result<Isa, String> {

@@ -59,6 +59,7 @@ pub fn load(
         cache: machine.cache,
         threads: machine.threads.unwrap_or(usual.threads),
         isa: machine.isa.unwrap_or(usual.isa),
+        reader: machine.reader,
         mla_eps: machine.mla_eps,
         kv: machine.kv,
         positions: needs.positions,

@@ -4,7 +4,7 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 
 use checkpoint::chat::Effort;
-use engine::{Isa, KvFormat, PrefixLimits, Sampling};
+use engine::{Isa, KvFormat, PrefixLimits, Reader, Sampling};
 
 use crate::args::{self, EffortName};
 use crate::error::Error;
@@ -48,6 +48,8 @@ pub struct Machine {
     pub cache: Option<u64>,
     pub threads: Option<usize>,
     pub isa: Option<Isa>,
+    /// How drives are read.
+    pub reader: Reader,
     pub mla_eps: f32,
     /// How latents are kept.
     pub kv: KvFormat,
@@ -423,6 +425,7 @@ fn machine(args: args::MachineArgs, around: &Surroundings) -> Machine {
         // At most 1024, see the command line.
         threads: args.threads.map(|n| n as usize),
         isa: args.isa,
+        reader: args.reader,
         mla_eps: args.mla_eps,
         kv: args.kv,
         profiles: around.cache.as_ref().map(|cache| cache.join("anabranch")),

@@ -115,7 +115,7 @@ pub use layout::{Drive, DriveId, ExpertId, Extent, FileId, Home, Layout, LayoutB
 pub use map::HugePages;
 pub use memory::{Fault, MemoryBackend};
 pub use notice::{Notice, Notices};
-pub use open::open_best;
+pub use open::{Reader, open_best};
 pub use pack::{
     BadChunk, CHECKSUM_CHUNK_BYTES, FileIdentity, MAX_CHECKSUM_CHUNK_BYTES, MAX_INDEX_BYTES, MAX_NAME_BYTES,
     PACK_SUFFIX, PARTIAL_SUFFIX, PackContents, PackError, PackIndex, PackPhase, PackProgress, PackRange, PackReport,

@@ -1,5 +1,6 @@
 //! Choosing a back end.
 
+use std::fmt;
 use std::sync::Arc;
 
 use crate::arena::Arena;
@@ -9,6 +10,54 @@ use crate::error::Result;
 use crate::layout::Layout;
 use crate::notice::Notices;
 use crate::threads::ThreadBackend;
+
+/// How files are read.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum Reader {
+    /// The best way that the system allows.
+    #[default]
+    Best,
+    /// Positional reads on threads, which every Unix has.
+    Threads,
+}
+
+impl Reader {
+    /// All of them.
+    pub const ALL: [Self; 2] = [Self::Best, Self::Threads];
+
+    /// Its name, as on the command line.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Best => "best",
+            Self::Threads => "threads",
+        }
+    }
+
+    /// Opens the layout's files, as [`open_best`] does, or with threads.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`open_best`].
+    pub fn open(
+        self,
+        layout: &Layout,
+        arena: &Arc<Arena>,
+        depths: &[usize],
+        clock: Arc<dyn Clock>,
+        notices: &Notices,
+    ) -> Result<Box<dyn Backend>> {
+        match self {
+            Self::Best => open_best(layout, arena, depths, clock, notices),
+            Self::Threads => Ok(Box::new(ThreadBackend::with_depths(layout, depths, clock, notices)?)),
+        }
+    }
+}
+
+impl fmt::Display for Reader {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
 
 /// Opens the layout's files with the best back end that the system allows: io_uring on Linux, threads where it is refused, which
 /// adds a notice, and on other systems.

@@ -12,7 +12,7 @@ use crate::resident::{Embedding, Resident};
 use crate::sequence::Sequence;
 use crate::session::Identity;
 use checkpoint::{Checkpoint, Class, K3Config};
-use drives::{Arena, MonotonicClock, Notice, Notices, Profile, StreamOptions, Streamer};
+use drives::{Arena, MonotonicClock, Notice, Notices, Profile, Reader, StreamOptions, Streamer};
 use kernels::{Cpu, Isa, KvFormat, Rows};
 use models::kimi_k3::{DEFAULT_MLA_EPS, Input, KimiK3, Segment, Workspace};
 use std::sync::{Arc, OnceLock};
@@ -43,6 +43,8 @@ pub struct Options {
     pub placement: Placement,
     /// Whether drives are measured first.
     pub measure: Measure,
+    /// How they are read.
+    pub reader: Reader,
     /// Whether experts are compared with the checksums of packs before they are used. It costs about 0.05 seconds of one core
     /// for a gigabyte, more where the bytes have left the cache.
     pub check: bool,
@@ -68,6 +70,7 @@ impl Default for Options {
             isa: Isa::detect(),
             placement: Placement::default(),
             measure: Measure::Never,
+            reader: Reader::default(),
             check: true,
             mla_eps: DEFAULT_MLA_EPS,
             kv: KvFormat::F32,
@@ -166,7 +169,7 @@ impl Engine {
         let clock = Arc::new(MonotonicClock::new());
         let arena = Arena::new((plan.slots + plan.cache) as usize, layout.slot_bytes())?;
         let depths = profile.as_ref().map(Profile::depths).unwrap_or_default();
-        let backend = drives::open_best(&layout, &arena, &depths, clock.clone(), &notices)?;
+        let backend = options.reader.open(&layout, &arena, &depths, clock.clone(), &notices)?;
         let reader = backend.describe();
         let stream = StreamOptions {
             tuning: profile.as_ref().map(Profile::tuning).unwrap_or_default(),

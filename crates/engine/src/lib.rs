@@ -44,6 +44,7 @@ mod session;
 mod transcript;
 
 pub use batch::{Batch, Ended, Fairness, expected_experts};
+pub use drives::Reader;
 pub use engine::{Engine, Options, PassRows, Stats};
 pub use error::Error;
 pub use generate::{Cancel, Finish, Generated, Progress, PromptProgress, Request};

@@ -7,8 +7,8 @@ use checkpoint::tiny::TINY_CONFIG;
 use common::{Golden, plain_options};
 use drives::{ExpertId, Notice, Notices, PackIndex};
 use engine::{
-    Cancel, Engine, ExpertSet, NamedDrive, Part, PassRows, PlaceOptions, PlacePlan, PlaceReport, Placement,
-    PlacementError, PlanLine, place,
+    Cancel, Engine, ExpertSet, NamedDrive, Options, Part, PassRows, PlaceOptions, PlacePlan, PlaceReport, Placement,
+    PlacementError, PlanLine, Reader, place,
 };
 use proptest::prelude::*;
 use std::ops::ControlFlow;
@@ -56,6 +56,43 @@ fn open(dir: &Path, placement: &Placement) -> Result<Engine, engine::Error> {
     let mut options = plain_options();
     options.placement = placement.clone();
     Engine::open(Checkpoint::open(dir).unwrap(), &options, &mut |_, _| ())
+}
+
+/// The logits through each reader. All must be the reference.
+fn check_all_readers(placement: &Placement) {
+    for reader in Reader::ALL {
+        let options = Options {
+            placement: placement.clone(),
+            reader,
+            ..plain_options()
+        };
+        let mut engine = Engine::open(checkpoint(), &options, &mut |_, _| ()).unwrap();
+        assert!(logits(&mut engine, &PROMPT) == reference(), "{placement:?}, {reader}");
+        let threads = engine.reader().contains("threads");
+        assert!(threads || reader == Reader::Best, "{}", engine.reader());
+    }
+}
+
+#[test]
+fn one_drive_copies_weighted_and_split_packs_through_each_reader() {
+    let checkpoint = checkpoint();
+    let held = folders::<5>();
+    let [a, b, c, d, mirror] = paths(&held);
+    for shard in shards(model()) {
+        copy_to(&shard, mirror);
+    }
+    let order = |_| (0..8).collect();
+    let whole = PlaceOptions {
+        only_packs: true,
+        ..options()
+    };
+    let shares = [(a.to_path_buf(), 1.0), (b.to_path_buf(), 0.61)];
+    run_plan(&PlacePlan::weighted(&checkpoint, &shares, &order), &whole).unwrap();
+    let split = PlacePlan::split(&checkpoint, &[(c.to_path_buf(), 2.0), (d.to_path_buf(), 1.0)]);
+    run_plan(&split, &whole).unwrap();
+    for placement in [Placement::default(), with(&[mirror]), only(&[a, b]), only(&[c, d])] {
+        check_all_readers(&placement);
+    }
 }
 
 fn reference() -> &'static [u32] {
