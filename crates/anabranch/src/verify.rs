@@ -32,8 +32,18 @@ pub fn verify(settings: &Verify, interrupt: &Interrupt) -> Result<(), Error> {
                 true => ControlFlow::Break(()),
                 false => ControlFlow::Continue(()),
             }
-        })?;
+        });
         meter.clear();
+        let report = match report {
+            Ok(report) => report,
+            Err(error) if interrupt.cancel().is_cancelled() => return Err(error.into()),
+            // A pack that cannot even be read is one of the damaged: the others are still of interest.
+            Err(error) => {
+                output::say(error);
+                damaged += 1;
+                continue;
+            }
+        };
         bytes += report.bytes;
         damaged += usize::from(!report.bad.is_empty());
         for bad in report.bad.iter().take(SHOWN) {

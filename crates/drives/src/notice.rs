@@ -29,10 +29,12 @@ pub enum Notice {
         /// The drive's name: its first folder.
         drive: String,
     },
-    /// Bytes of an expert differed from their checksum and were read again, this time rightly.
+    /// Bytes of experts differed from their checksum and were read again, this time rightly.
     Corrupt {
-        /// The expert.
+        /// The first of the experts.
         expert: ExpertId,
+        /// How often it was found with these files: once for each chunk and reading.
+        times: u64,
         /// Files that gave wrong bytes, or none, at the second reading as well.
         files: Vec<PathBuf>,
     },
@@ -78,13 +80,18 @@ impl fmt::Display for Notice {
                 "drive {drive} keeps failing and is read only where no other copy exists, which is slower: {reason}"
             ),
             Self::DriveBack { drive } => write!(f, "drive {drive} delivers again and is read as before"),
-            Self::Corrupt { expert, files } if files.is_empty() => write!(
+            Self::Corrupt { expert, times, files } if files.is_empty() => write!(
                 f,
-                "expert {expert}: found bytes that differ from their checksum and were right when read again; \
-                 check the cables and memory of this machine"
+                "expert {expert}{}: found bytes that differ from their checksum and were right when read again; \
+                 check the cables and memory of this machine",
+                more(*times)
             ),
-            Self::Corrupt { expert, files } => {
-                write!(f, "expert {expert}: found bytes that differ from their checksum in")?;
+            Self::Corrupt { expert, times, files } => {
+                write!(
+                    f,
+                    "expert {expert}{}: found bytes that differ from their checksum in",
+                    more(*times)
+                )?;
                 for file in files {
                     write!(f, " {}", file.display())?;
                 }
@@ -119,6 +126,14 @@ impl fmt::Display for Notice {
     }
 }
 
+/// That something was met more than once.
+fn more(times: u64) -> String {
+    match times {
+        0 | 1 => String::new(),
+        _ => format!(" and {} times more", times - 1),
+    }
+}
+
 /// A list of notices. Clones share one list: hand one to whoever may add, keep one to show.
 #[derive(Debug, Clone, Default)]
 pub struct Notices {
@@ -126,9 +141,22 @@ pub struct Notices {
 }
 
 impl Notices {
-    /// Adds a notice, unless the list holds it already.
+    /// Adds a notice, unless the list holds it already. A damaged file gets one notice for all its experts.
     pub fn add(&self, notice: Notice) {
         let mut list = self.list.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Notice::Corrupt {
+            times: new, files: of, ..
+        } = &notice
+        {
+            let known = list.iter_mut().find_map(|known| match known {
+                Notice::Corrupt { times, files, .. } if files == of => Some(times),
+                _ => None,
+            });
+            if let Some(times) = known {
+                *times += new;
+                return;
+            }
+        }
         if !list.contains(&notice) {
             list.push(notice);
         }
@@ -143,6 +171,26 @@ impl Notices {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_damaged_file_is_one_notice() {
+        let notices = Notices::default();
+        let corrupt = |expert, file: &str| Notice::Corrupt {
+            expert: ExpertId { layer: 1, expert },
+            times: 1,
+            files: vec![file.into()],
+        };
+        for (expert, file) in [(5, "/a"), (6, "/a"), (5, "/b"), (5, "/a")] {
+            notices.add(corrupt(expert, file));
+        }
+        let texts: Vec<String> = notices.take().iter().map(Notice::to_string).collect();
+        assert_eq!(texts.len(), 2);
+        assert!(
+            texts[0].starts_with("expert 1/5 and 2 times more: found") && texts[0].contains(" /a,"),
+            "{texts:?}"
+        );
+        assert!(texts[1].starts_with("expert 1/5: found"), "{texts:?}");
+    }
 
     #[test]
     fn a_notice_is_kept_once() {

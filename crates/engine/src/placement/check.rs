@@ -109,7 +109,11 @@ impl Checksums {
                 });
             match read {
                 Ok(bytes) => {
-                    self.notices.add(Notice::Corrupt { expert, files: wrong });
+                    self.notices.add(Notice::Corrupt {
+                        expert,
+                        times: 1,
+                        files: wrong,
+                    });
                     return Ok(bytes);
                 }
                 Err(error) => {
