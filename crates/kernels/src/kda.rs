@@ -68,6 +68,10 @@ pub(crate) unsafe fn delta(isa: Isa, state: &mut [f32], steps: &[Step], out: &mu
         // SAFETY: this function has the features of its form.
         unsafe { all_columns::<lanes::x86::Avx512, 4>(state, steps, out) }
     }
+    if let [step] = steps {
+        // SAFETY: the caller's promise.
+        return unsafe { one_token(isa, state, step, out) };
+    }
     // SAFETY: the caller promises that the processor runs `isa`.
     unsafe {
         match isa {
@@ -76,6 +80,39 @@ pub(crate) unsafe fn delta(isa: Isa, state: &mut [f32], steps: &[Step], out: &mu
             #[cfg(target_arch = "x86_64")]
             Isa::Avx512 => avx512(state, steps, out),
             _ => all_columns::<[f32; LANES], 1>(state, steps, out),
+        }
+    }
+}
+
+/// Columns that one token's sweeps take together: a head's, as a rule.
+const WIDE: usize = 256;
+
+multiversion! {
+    /// [`delta`] for one token, with whole rows of the state: it comes from memory, which is read fastest in its own order.
+    unsafe fn one_token(state: &mut [f32], step: &Step<'_>, out: &mut [f32]) {
+        let (keys, width) = (step.key.len(), step.value.len());
+        assert!(state.len() == keys * width && out.len() == width);
+        for first in (0..width).step_by(WIDE) {
+            let columns = first..width.min(first + WIDE);
+            let out = &mut out[columns.clone()];
+            let mut sums = [0.0f32; WIDE];
+            let sums = &mut sums[..out.len()];
+            for ((row, key), alpha) in state.chunks_exact_mut(width).zip(step.key).zip(step.alpha) {
+                for (s, u) in row[columns.clone()].iter_mut().zip(&mut *sums) {
+                    *s *= alpha;
+                    *u = s.mul_add(*key, *u);
+                }
+            }
+            for (d, value) in sums.iter_mut().zip(&step.value[columns.clone()]) {
+                *d = step.beta * (value - *d);
+            }
+            out.fill(0.0);
+            for ((row, key), query) in state.chunks_exact_mut(width).zip(step.key).zip(step.query) {
+                for ((s, d), o) in row[columns.clone()].iter_mut().zip(&*sums).zip(&mut *out) {
+                    *s = key.mul_add(*d, *s);
+                    *o = s.mul_add(*query, *o);
+                }
+            }
         }
     }
 }
