@@ -1,5 +1,5 @@
 # What people do here. `cargo` alone is enough to build and test; these are the long ones.
-.PHONY: test ci deny bench-orders large bench-kernels ladder long-context jobs passes sim policies beyond-bound backends
+.PHONY: test ci deny bench-orders large bench-kernels ladder long-context jobs passes sim policies beyond-bound backends bench-model
 
 test:
 	cargo test --workspace
@@ -25,6 +25,12 @@ large:
 # Each kernel's share of its floor; raw data in bench/results.
 bench-kernels:
 	cargo run --release -p kernels --example bench_kernels -- bench/results/kernels-$(shell date -u +%Y%m%d-%H%M).json
+
+# A 5.3 B model whose experts are all in memory against the machine's limits: needs 3.5 GB in MODEL_DIR and 6 GB of memory.
+MODEL_DIR ?= target/k3-5b
+bench-model:
+	test -f $(MODEL_DIR)/config.json || cargo run --release -p anabranch -- synth --config crates/checkpoint/testdata/k3-5b-config.json --seed 1 --out $(MODEL_DIR)
+	cargo run --release -p engine --example bench_model -- $(MODEL_DIR) bench/results/model-$(shell date -u +%Y%m%d-%H%M).json
 
 # 10,000 seeds of the simulator, beyond the 300 of the tests.
 SEEDS ?= 10000
