@@ -179,9 +179,6 @@ pub struct RunArgs {
     #[arg(long, value_name = "FILE")]
     pub session: Option<PathBuf>,
 
-    #[command(flatten)]
-    pub prefix: PrefixArgs,
-
     /// One JSON object on standard output, at the end, instead of text
     ///
     /// Its fields are prompt_ids, ids, text, reasoning, finish_reason (stop, length, cancelled) and stats.
@@ -199,6 +196,9 @@ pub struct RunArgs {
     /// How the memory is divided, which kernels run, what the drives hold
     #[arg(long, short)]
     pub verbose: bool,
+
+    #[command(flatten)]
+    pub prefix: PrefixArgs,
 
     #[command(flatten)]
     pub sampling: SamplingArgs,
@@ -290,7 +290,7 @@ pub struct ExpertsArgs {
 pub struct PrefixArgs {
     /// Keep states of prompts and answers in this folder, and begin with the longest that fits; off: do not
     ///
-    /// Without a folder: the user's folder for cached files. Each state of Kimi K3 takes 434 MB and 55 KB a token.
+    /// Without a folder: the user's folder for cached files. Each state of Kimi K3 takes 465 MB and 55 KB a token.
     #[arg(long, value_name = "DIR|off", num_args = 0..=1, default_value = "off", default_missing_value = "",
           hide_default_value = true)]
     pub prefix_store: OsString,

@@ -58,7 +58,7 @@ pub enum Error {
         limited_by: &'static str,
         next: &'static str,
     },
-    #[error("{}: cannot {action}: {source}; check that the folder exists, has room, and that you may write to it", path.display())]
+    #[error("{}: cannot {action}: {source}; {}", path.display(), advice(action))]
     File {
         path: PathBuf,
         action: &'static str,
@@ -80,6 +80,12 @@ pub enum Error {
         "found {damaged} of {of} packs damaged, expected none; delete them and place them again, runs read other copies meanwhile"
     )]
     DamagedPacks { damaged: usize, of: usize },
+    #[error("{}: found {found}, expected a file; name a file", path.display())]
+    NotAFile { path: PathBuf, found: &'static str },
+    #[error("{}: found the input itself, expected another file for the results; name one", path.display())]
+    SameFile { path: PathBuf },
+    #[error("{}: found another process that uses this session, expected none; wait for it, or name another file", path.display())]
+    SessionInUse { path: PathBuf },
     #[error("{}: cannot read the events: {source}; give a file that run --events wrote", path.display())]
     EventsFile { path: PathBuf, source: io::Error },
     #[error("{}: found no pack, expected files in .pack; name a drive's folder or a pack", path.display())]
@@ -104,6 +110,14 @@ pub enum Error {
     /// Somebody pressed Ctrl-C, and what there is has been shown.
     #[error("interrupted")]
     Interrupted,
+}
+
+/// What to look at when a file could not be used.
+fn advice(action: &str) -> &'static str {
+    match action {
+        "read" | "open" | "list" => "check the path, and that you may read it",
+        _ => "check that the folder exists, has room, and that you may write to it",
+    }
 }
 
 impl Error {

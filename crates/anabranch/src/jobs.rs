@@ -13,6 +13,7 @@ use engine::{Batch, Ended, Engine, Fairness, LayerProbe, MAX_PASS_ROWS, MemoryPl
 
 use crate::args::DEFAULT_MAX_TOKENS;
 use crate::error::Error;
+use crate::files::{self, expect_file};
 use crate::model::{self, Needs};
 use crate::output;
 use crate::reads::Reads;
@@ -38,6 +39,13 @@ const MOST_SEQUENCES: usize = MAX_PASS_ROWS / 2;
 
 pub fn jobs(settings: &Jobs, interrupt: &Interrupt) -> Result<(), Error> {
     let _working = interrupt.working();
+    expect_file(&settings.input, false)?;
+    expect_file(&settings.output, true)?;
+    if files::are_one(&settings.input, &settings.output) {
+        return Err(Error::SameFile {
+            path: settings.output.clone(),
+        });
+    }
     let dir = model::folder(&settings.model)?;
     let checkpoint = Checkpoint::open(&dir)?;
     let tokenizer = Tokenizer::load(&dir)?;

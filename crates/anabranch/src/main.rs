@@ -11,6 +11,7 @@ mod demo;
 mod drives;
 mod error;
 mod events;
+mod files;
 mod ids;
 mod inspect;
 mod jobs;

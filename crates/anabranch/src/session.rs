@@ -8,12 +8,15 @@ use serde::{Deserialize, Serialize};
 
 use crate::answer::Answer;
 use crate::error::Error;
+use crate::files::{Claim, expect_file};
 use crate::output;
 use crate::settings::PrefixSettings;
 
 /// A session file and what was in it when the program began.
 pub struct SessionFile {
     path: PathBuf,
+    /// Nobody else uses the file meanwhile.
+    _claim: Option<Claim>,
     stored: Option<Session>,
     /// The conversation so far; `None` for plain text and ids.
     pub messages: Option<Vec<Message>>,
@@ -50,6 +53,7 @@ impl SessionFile {
     pub fn none(conversation: bool) -> Self {
         Self {
             path: PathBuf::new(),
+            _claim: None,
             stored: None,
             messages: conversation.then(Vec::new),
             tokens: vec![],
@@ -58,8 +62,12 @@ impl SessionFile {
 
     /// Opens the session at `path`, which may not exist yet; `conversation` says what it must hold.
     pub fn open(path: &Path, conversation: bool) -> Result<Self, Error> {
+        expect_file(path, true)?;
+        // It also shows, before any work, that the folder can be written to.
+        let claim = Claim::take(path)?.ok_or_else(|| Error::SessionInUse { path: path.to_owned() })?;
         let mut file = Self {
             path: path.to_owned(),
+            _claim: Some(claim),
             ..Self::none(conversation)
         };
         match path.try_exists() {

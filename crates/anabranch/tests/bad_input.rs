@@ -341,7 +341,7 @@ fn memory_that_is_too_small_names_the_number_that_would_do() {
     assert_says(
         &error,
         &[
-            "memory budget of 1000000 bytes is too small",
+            "memory budget of 1000000 bytes (977 KiB) is too small",
             "at least ",
             "raise --memory to ",
         ],

@@ -209,8 +209,20 @@ fn results_of_something_else_are_left_alone() {
     refused(
         "in.jsonl",
         &[],
-        &["in.jsonl: line 1: found", "expected results of anabranch jobs"],
+        &["in.jsonl: found the input itself, expected another file"],
     );
+    fs::write(place.path("questions.jsonl"), place.text("in.jsonl")).unwrap();
+    refused(
+        "questions.jsonl",
+        &[],
+        &["questions.jsonl: line 1: found", "expected results of anabranch jobs"],
+    );
+    // What never ends, or is no file, is refused before it is read.
+    for out in ["/dev/full", "/dev/null", "."] {
+        let (status, text) = place.run(out, &[]);
+        assert_eq!(status, 1, "{text}");
+        assert!(text.contains("expected a file; name a file"), "{text}");
+    }
     fs::write(place.path("notes.txt"), "a thought without an end").unwrap();
     refused("notes.txt", &[], &["line 1: found another text"]);
     fs::write(

@@ -158,12 +158,20 @@ fn ctrl_c_saves_what_there_is() {
         .unwrap();
     // Some tokens have come.
     child.stdout.as_mut().unwrap().read_exact(&mut [0; 8]).unwrap();
+    let line = error_line(&run(with(&args, &["--prompt", "another", "--max-tokens", "1"])));
+    assert!(line.contains("another process that uses this session"), "{line}");
     // SAFETY: the child runs.
     unsafe { libc::kill(child.id() as i32, libc::SIGINT) };
     let mut rest = vec![];
     child.stdout.as_mut().unwrap().read_to_end(&mut rest).unwrap();
     assert_eq!(child.wait().unwrap().code(), Some(130));
-    assert!(file.exists());
+    let left: Vec<_> = dir
+        .path()
+        .read_dir()
+        .unwrap()
+        .map(|entry| entry.unwrap().path())
+        .collect();
+    assert_eq!(left, [file.clone()], "the session and nothing else");
     let raw = with(&args, &["--json", "--max-tokens", "8"]);
     let after = json(&run(raw));
     let restored = after["stats"]["session_tokens_restored"].as_u64().unwrap();

@@ -1,3 +1,4 @@
+use crate::memory::human;
 use std::path::PathBuf;
 
 /// What stops the engine. Each message is one line with what was found, what was expected and the next step.
@@ -24,7 +25,9 @@ pub enum Error {
     Shape(#[from] kernels::ShapeError),
     /// The budget does not hold the least that the model needs.
     #[error(
-        "memory budget of {budget} bytes is too small: this model needs at least {needed} bytes ({table}); raise --memory to {needed}{hint}"
+        "memory budget of {budget} bytes ({}) is too small: this model needs at least {needed} bytes ({}: {table}); raise --memory to {needed}{hint}",
+        human(*budget),
+        human(*needed)
     )]
     Memory {
         /// Bytes given.

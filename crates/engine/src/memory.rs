@@ -109,13 +109,12 @@ impl MemoryPlan {
                 budget: wishes.budget,
                 needed: least.total(),
                 table: least.parts().map(|(name, bytes)| format!("{name} {bytes}")).join(", "),
-                hint: match state_bytes(c, wishes.positions, wishes.kv) > state_bytes(c, 1, wishes.kv) {
-                    true => format!(
-                        " or shorten the context of {} tokens, of which {} fit",
-                        wishes.positions,
-                        Self::most_positions(c, schema, slot_bytes, wishes)
+                hint: match Self::most_positions(c, schema, slot_bytes, wishes) {
+                    0 => String::new(),
+                    fit => format!(
+                        " or shorten the context of {} tokens, of which {fit} fit",
+                        wishes.positions
                     ),
-                    false => String::new(),
                 },
             });
         }

@@ -98,6 +98,8 @@ impl Input {
             ]);
             let mut json = match bytes <= MAX_LINE_BYTES {
                 true => serde_json::from_slice(text)
+                    // The line is named beside; serde's is always the first of this text.
+                    .map_err(|error| error.to_string().replace(" at line 1 column ", " at character "))
                     .map_err(|error| LineError::new("invalid_json", format!("found no JSON object: {error}"))),
                 false => {
                     let message = format!("found a line of {bytes} bytes, expected at most {MAX_LINE_BYTES}");

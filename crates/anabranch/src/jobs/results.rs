@@ -5,7 +5,7 @@
 
 use std::collections::HashSet;
 use std::fs::{File, OpenOptions, TryLockError};
-use std::io::{self, BufRead, BufReader, Write};
+use std::io::{self, BufRead, BufReader, Read, Write};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -20,6 +20,8 @@ use crate::error::Error;
 const ID_PREFIX: &str = "batch_req_";
 /// Between two calls that bring results to the disk, past a loss of power. A killed process loses nothing anyway.
 const SYNC_PAUSE: Duration = Duration::from_secs(5);
+/// A longer line is no result.
+const MAX_RESULT_BYTES: u64 = 256 << 20;
 const EXPECTED: &str = "results of anabranch jobs";
 
 /// Results, open for more.
@@ -112,7 +114,7 @@ impl Results {
         let mut line = vec![];
         for number in 1.. {
             line.clear();
-            let read = file.read_until(b'\n', &mut line);
+            let read = (&mut file).take(MAX_RESULT_BYTES).read_until(b'\n', &mut line);
             let bytes = read.map_err(|error| Error::file(&self.path, "read", error))? as u64;
             if bytes == 0 {
                 break;

@@ -55,6 +55,9 @@ pub struct ThreadsError {
 impl Cpu {
     /// A back end that uses `isa` on `threads` threads, of which there is at least one.
     ///
+    /// The calling thread is one of them, so that it takes part in what it calls instead of being put to sleep and woken for each
+    /// operation; a thread can be that once. Where it already was, all threads are new ones.
+    ///
     /// # Panics
     /// If this processor does not run `isa`.
     pub fn new(isa: Isa, threads: usize) -> Result<Self, ThreadsError> {
@@ -62,16 +65,17 @@ impl Cpu {
         let threads = threads.max(1);
         let pool = match threads {
             1 => None,
-            _ => Some(
-                rayon::ThreadPoolBuilder::new()
-                    .num_threads(threads)
-                    .thread_name(|i| format!("compute-{i}"))
-                    .build()
-                    .map_err(|e| ThreadsError {
-                        threads,
-                        reason: e.to_string(),
-                    })?,
-            ),
+            _ => {
+                let builder = || {
+                    let builder = rayon::ThreadPoolBuilder::new().num_threads(threads);
+                    builder.thread_name(|i| format!("compute-{i}"))
+                };
+                let pool = builder().use_current_thread().build().or_else(|_| builder().build());
+                Some(pool.map_err(|e| ThreadsError {
+                    threads,
+                    reason: e.to_string(),
+                })?)
+            }
         };
         Ok(Self { isa, threads, pool })
     }
