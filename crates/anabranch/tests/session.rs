@@ -171,7 +171,7 @@ fn ctrl_c_saves_what_there_is() {
         .unwrap()
         .map(|entry| entry.unwrap().path())
         .collect();
-    assert_eq!(left, [file.clone()], "the session and nothing else");
+    assert_eq!(left, std::slice::from_ref(&file), "the session and nothing else");
     let raw = with(&args, &["--json", "--max-tokens", "8"]);
     let after = json(&run(raw));
     let restored = after["stats"]["session_tokens_restored"].as_u64().unwrap();
