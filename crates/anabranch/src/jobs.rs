@@ -234,31 +234,21 @@ impl Work<'_> {
         let options = engine::Options::default();
         let machine = &self.settings.machine;
         let slot_bytes = engine::most_slot_bytes(checkpoint.max_expert_bytes(), checkpoint.max_extents() as u64);
-        let fits = |positions: usize| {
-            let wishes = Wishes {
-                budget: machine.memory.unwrap_or(options.memory),
-                positions,
-                sequences: 1,
-                kv: machine.kv,
-                cache: Some(0),
-                pass_rows: 1,
-                all_logits: false,
-                slots: None,
-                threads: machine.threads.unwrap_or(options.threads),
-            };
-            MemoryPlan::new(checkpoint.config(), checkpoint.schema(), slot_bytes, &wishes).is_ok()
+        let wishes = Wishes {
+            budget: machine.memory.unwrap_or(options.memory),
+            positions: needs.positions,
+            sequences: 1,
+            kv: machine.kv,
+            cache: Some(0),
+            pass_rows: 1,
+            all_logits: false,
+            slots: None,
+            threads: machine.threads.unwrap_or(options.threads),
         };
+        let fitting = MemoryPlan::most_positions(checkpoint.config(), checkpoint.schema(), slot_bytes, &wishes);
         // Where not even one position fits, loading says what would do.
-        if fits(needs.positions) || !fits(1) {
+        if fitting == 0 || fitting >= needs.positions {
             return needs.positions;
-        }
-        let (mut fitting, mut too_many) = (1, needs.positions);
-        while too_many - fitting > 1 {
-            let middle = fitting.midpoint(too_many);
-            match fits(middle) {
-                true => fitting = middle,
-                false => too_many = middle,
-            }
         }
         output::note(format_args!(
             "memory holds {fitting} tokens of context, and some lines need up to {}: those that need more get an error; \

@@ -2,23 +2,11 @@
 
 mod common;
 
-use common::{Golden, open, plain_options, tiny};
+use common::{Golden, Random, open, plain_options, tiny};
 use engine::{Batch, Cancel, Engine, Error, Fairness, Finish, Options, PassRows, Request, Routes, Sampling, greedy};
 use std::collections::BTreeSet;
 use std::ops::ControlFlow;
 use std::path::PathBuf;
-
-/// splitmix64.
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, n: usize) -> usize {
-        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
-        let z = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-        let z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-        ((z ^ (z >> 31)) % n as u64) as usize
-    }
-}
 
 /// Requests of all kinds: short and long prompts, greedy and sampled, with and without ids that end them.
 fn requests(count: usize) -> Vec<Request> {

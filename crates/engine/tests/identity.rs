@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::{Golden, assert_same, bits, fed, open, plain_options, tiny};
+use common::{Golden, Random, assert_same, bits, fed, open, plain_options, tiny};
 use engine::{Cancel, Isa, Options, PassRows, PromptProgress};
 use kernels::ATTENTION_BLOCK;
 use std::path::PathBuf;
@@ -35,18 +35,6 @@ fn golden(name: &str) -> Case {
         dir: golden.dir,
         ids: golden.long_prompt[..TOKENS].to_vec(),
         _owned: None,
-    }
-}
-
-/// splitmix64.
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, n: usize) -> usize {
-        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
-        let z = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-        let z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-        ((z ^ (z >> 31)) % n as u64) as usize
     }
 }
 

@@ -18,6 +18,19 @@ pub fn plain_options() -> Options {
     }
 }
 
+/// splitmix64.
+pub struct Random(pub u64);
+
+impl Random {
+    /// A number below `n`.
+    pub fn below(&mut self, n: usize) -> usize {
+        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
+        let z = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+        let z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+        ((z ^ (z >> 31)) % n as u64) as usize
+    }
+}
+
 pub fn open(dir: &Path, options: &Options) -> Engine {
     let checkpoint = Checkpoint::open(dir).unwrap();
     Engine::open(checkpoint, options, &mut |_, _| ()).unwrap()
