@@ -11,9 +11,13 @@ use crate::page::{PAGE_BYTES, in_page, page_ceil};
 /// Size of one read of [`AlignedBuf::read_range`] in bytes, a multiple of the page size.
 pub const READ_PIECE_BYTES: usize = 8 << 20;
 
+/// What the bytes of an [`AlignedBuf`] are aligned to: a cache line.
+pub const LINE_BYTES: usize = 64;
+
 /// A byte range of a file, read directly into memory of its own. The memory is freed on drop.
 ///
-/// The range need not be aligned: the read is widened to whole pages, and [`bytes`](Self::bytes) shows the range inside them.
+/// The range need not be aligned: the read is widened to whole pages. [`bytes`](Self::bytes) shows the range, moved to the start of a
+/// cache line.
 pub struct AlignedBuf {
     memory: AlignedMap,
     skip: usize,
@@ -75,7 +79,16 @@ impl AlignedBuf {
             }
             outcome
         })?;
-        Ok(Self { memory, skip, len })
+        // Kernels read cache lines: the bytes go down to the start of one, if they are not there.
+        let line = skip - skip % LINE_BYTES;
+        if line < skip {
+            target.copy_within(skip..skip + len, line);
+        }
+        Ok(Self {
+            memory,
+            skip: line,
+            len,
+        })
     }
 
     /// Exactly the bytes of the range.
@@ -138,6 +151,7 @@ mod tests {
             let (from, to) = (a.min(b), a.max(b));
             let buf = AlignedBuf::read_range(&file, from as u64, to - from, 1).unwrap();
             prop_assert_eq!(buf.bytes(), &source[from..to]);
+            prop_assert_eq!(buf.bytes().as_ptr() as usize % LINE_BYTES, 0);
         });
     }
 

@@ -102,7 +102,7 @@ mod uring;
 pub use arena::{Arena, SlotLease, Window};
 pub use backend::{Backend, Completion, ReadRequest, Ticket};
 pub use barrier_report::{BARRIER_CAPACITY, BarrierBatch, BarrierReport};
-pub use buffer::{AlignedBuf, READ_PIECE_BYTES};
+pub use buffer::{AlignedBuf, LINE_BYTES, READ_PIECE_BYTES};
 pub use clock::{Clock, MonotonicClock, VirtualClock};
 pub use counters::{Counters, DriveCounters};
 pub use device::Device;

@@ -238,6 +238,18 @@ impl Streamer {
         }
     }
 
+    /// The next expert of a barrier that is there already; `None` where [`next`](Self::next) would wait or say that all were taken.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Expert`] as in [`next`](Self::next).
+    pub fn try_next(&mut self, barrier: &Barrier) -> Result<Option<Landed>> {
+        match self.shared.lock().next(barrier.id)? {
+            Next::Landed(landed) => Ok(Some(landed)),
+            Next::Complete | Next::Waiting => Ok(None),
+        }
+    }
+
     /// Does not keep an expert in memory any more. It is read anew when it is next demanded: for bytes that were found wrong.
     pub fn forget(&mut self, expert: ExpertId) {
         self.shared.lock().forget(expert);

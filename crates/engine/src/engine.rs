@@ -397,7 +397,8 @@ impl Engine {
         let needed = &mut self.stats.expert_bytes_needed;
         let bytes = &mut self.stats.expert_bytes_checked;
         let checks = self.checksums.as_ref().map(|checksums| Checks { checksums, bytes });
-        let mut experts = PassExperts::new(&self.checkpoint, &mut self.streamer, cancel, needed, checks);
+        let slots = self.plan.slot_count;
+        let mut experts = PassExperts::new(&self.checkpoint, &mut self.streamer, cancel, needed, checks, slots);
         let input = Input {
             segments: &mut segments,
             embeddings: &embeddings,

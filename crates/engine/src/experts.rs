@@ -6,7 +6,10 @@ use crate::placement::Checksums;
 use checkpoint::{Checkpoint, ExpertPart, TEXT_PREFIX, expert_tensor_name};
 use drives::{Barrier, ExpertId, Landed, Streamer};
 use kernels::{Elements, ExpertMatrices, Matrix};
-use models::ExpertStream;
+use models::{EXPERTS_TOGETHER, ExpertStream, RunExperts};
+
+/// Of the slots for experts in flight, one in so many may be held back for experts that are computed together.
+const HELD_SHARE: usize = 4;
 
 /// Checksums that experts are compared with, and the sum of bytes compared.
 pub(crate) struct Checks<'a> {
@@ -21,7 +24,9 @@ pub(crate) struct PassExperts<'a> {
     cancel: &'a Cancel,
     needed_bytes: &'a mut u64,
     checks: Option<Checks<'a>>,
-    barrier: Option<(usize, Barrier)>,
+    barrier: Option<Barrier>,
+    /// Most experts that are computed at once while their slots wait to be read into.
+    together: usize,
 }
 
 impl<'a> PassExperts<'a> {
@@ -31,6 +36,7 @@ impl<'a> PassExperts<'a> {
         cancel: &'a Cancel,
         needed_bytes: &'a mut u64,
         checks: Option<Checks<'a>>,
+        slots: usize,
     ) -> Self {
         Self {
             checkpoint,
@@ -39,38 +45,36 @@ impl<'a> PassExperts<'a> {
             needed_bytes,
             checks,
             barrier: None,
+            together: (slots / HELD_SHARE).max(1),
         }
     }
 
-    /// Gives an expert to the model. Whether its bytes are right as they landed.
-    fn run(&mut self, layer: usize, landed: &Landed, run: &mut dyn FnMut(u32, &ExpertMatrices)) -> Result<bool, Error> {
+    /// Compares an expert as it landed with its checksums. Its extents as they should be where bytes were wrong and could be mended.
+    fn mend(&mut self, landed: &Landed) -> Result<Option<Vec<Vec<u8>>>, Error> {
+        match &mut self.checks {
+            // What stayed in memory was found right when it landed.
+            _ if landed.cached => Ok(None),
+            Some(Checks { checksums, bytes }) => Ok(checksums.check(landed.expert, &landed.lease, bytes)?),
+            None => Ok(None),
+        }
+    }
+
+    /// The matrices of an expert, where it landed or where it was mended.
+    fn matrices<'b>(&self, landed: &'b Landed, mended: Option<&'b [Vec<u8>]>) -> Result<ExpertMatrices<'b>, Error> {
         let c = self.checkpoint.config();
-        let expert = landed.expert.expert as usize;
+        let (layer, expert) = (landed.expert.layer as usize, landed.expert.expert as usize);
         let place = self.checkpoint.expert(layer, expert)?;
-        // What stayed in memory was found right when it landed.
-        let repaired = match &mut self.checks {
-            _ if landed.cached => None,
-            Some(Checks { checksums, bytes }) => checksums.check(landed.expert, &landed.lease, bytes)?,
-            None => None,
-        };
-        // One tensor's bytes where they landed, or where they were mended.
         let part = |part: ExpertPart| {
             let at = place.part(part);
-            let extent = repaired
-                .as_ref()
-                .map_or(landed.lease.extent(at.extent), |extents| &extents[at.extent]);
+            let extent: &[u8] = mended.map_or(landed.lease.extent(at.extent), |extents| &extents[at.extent]);
             &extent[at.offset as usize..][..at.len as usize]
         };
-        let (inner, latent) = (c.moe_intermediate_size, c.routed_expert_hidden_size);
-        let matrix = |rows, cols, packed, scale| -> Result<Matrix<'_>, Error> {
-            let m = Matrix::new(
-                rows,
-                cols,
-                Elements::Mxfp4 {
-                    packed: part(packed),
-                    scale: part(scale),
-                },
-            )?;
+        let matrix = |rows, cols, packed, scale| -> Result<Matrix<'b>, Error> {
+            let elements = Elements::Mxfp4 {
+                packed: part(packed),
+                scale: part(scale),
+            };
+            let m = Matrix::new(rows, cols, elements)?;
             match (!landed.cached).then(|| m.find_nan_scale()).flatten() {
                 None => Ok(m),
                 Some((row, block)) => Err(Error::ScaleNan {
@@ -83,13 +87,36 @@ impl<'a> PassExperts<'a> {
                 }),
             }
         };
-        let matrices = ExpertMatrices {
+        let (inner, latent) = (c.moe_intermediate_size, c.routed_expert_hidden_size);
+        Ok(ExpertMatrices {
             gate: matrix(inner, latent, ExpertPart::W1Packed, ExpertPart::W1Scale)?,
             up: matrix(inner, latent, ExpertPart::W3Packed, ExpertPart::W3Scale)?,
             down: matrix(latent, inner, ExpertPart::W2Packed, ExpertPart::W2Scale)?,
-        };
-        run(landed.expert.expert, &matrices);
-        Ok(repaired.is_none())
+        })
+    }
+
+    /// Gives experts to the model. Of those whose bytes were wrong nothing is kept.
+    fn run(&mut self, landed: &[Landed], run: &mut RunExperts) -> Result<(), Error> {
+        let mut mended = Vec::with_capacity(landed.len());
+        for landed in landed {
+            let of_one = self.mend(landed);
+            if !matches!(of_one, Ok(None)) {
+                self.streamer.forget(landed.expert);
+            }
+            mended.push(of_one?);
+        }
+        let mut experts = Vec::with_capacity(landed.len());
+        for (landed, mended) in landed.iter().zip(&mended) {
+            match self.matrices(landed, mended.as_deref()) {
+                Ok(matrices) => experts.push((landed.expert.expert, matrices)),
+                Err(error) => {
+                    self.streamer.forget(landed.expert);
+                    return Err(error);
+                }
+            }
+        }
+        run(&experts);
+        Ok(())
     }
 }
 
@@ -108,28 +135,29 @@ impl ExpertStream for PassExperts<'_> {
         for id in &ids {
             *self.needed_bytes += self.checkpoint.expert(layer, id.expert as usize)?.bytes();
         }
-        self.barrier = Some((layer, self.streamer.demand(&ids)?));
+        self.barrier = Some(self.streamer.demand(&ids)?);
         Ok(())
     }
 
-    fn next(&mut self, run: &mut dyn FnMut(u32, &ExpertMatrices)) -> Result<bool, Error> {
+    fn next(&mut self, run: &mut RunExperts) -> Result<bool, Error> {
         self.cancel.check()?;
-        let Some((layer, barrier)) = &self.barrier else {
+        let Some(barrier) = &self.barrier else {
             return Ok(false);
         };
-        let layer = *layer;
-        match self.streamer.next(barrier)? {
-            Some(landed) => {
-                let sound = self.run(layer, &landed, run);
-                if !matches!(sound, Ok(true)) {
-                    self.streamer.forget(landed.expert);
-                }
-                sound.map(|_| true)
-            }
-            None => {
-                self.barrier = None;
-                Ok(false)
-            }
+        let Some(first) = self.streamer.next(barrier)? else {
+            self.barrier = None;
+            return Ok(false);
+        };
+        let mut read = usize::from(!first.cached);
+        let mut landed = vec![first];
+        while landed.len() < EXPERTS_TOGETHER
+            && read < self.together
+            && let Some(next) = self.streamer.try_next(barrier)?
+        {
+            read += usize::from(!next.cached);
+            landed.push(next);
         }
+        self.run(&landed, run)?;
+        Ok(true)
     }
 }

@@ -8,7 +8,8 @@ mod floors;
 
 use floors::{fma_peak, median, read_bandwidth, seconds};
 use kernels::{
-    Backend, Cpu, Elements, ExpertMatrices, Isa, KvFormat, Lane, Matrix, MlaShape, SituCaps, Span, Taker, WeightFormat,
+    Backend, Cpu, Elements, ExpertMatrices, ExpertWork, Isa, KvFormat, Lane, Matrix, MlaShape, SituCaps, Span, Taker,
+    WeightFormat,
 };
 use std::io::Write;
 use std::sync::Arc;
@@ -141,21 +142,19 @@ fn expert_case(rows: usize, latent: usize, inner: usize, noise: &mut Noise, cpu:
                     let packed = &packed.as_ref()[i * third..(i + 1) * third];
                     Matrix::new(rows, cols, Elements::Mxfp4 { packed, scale: &scale }).unwrap()
                 };
-                let w = ExpertMatrices {
-                    gate: m(0, inner, latent),
-                    up: m(1, inner, latent),
-                    down: m(2, latent, inner),
-                };
-                cpu.expert(
-                    &w,
-                    SituCaps {
-                        beta: 4.0,
-                        linear_beta: 25.0,
+                let work = ExpertWork {
+                    matrices: ExpertMatrices {
+                        gate: m(0, inner, latent),
+                        up: m(1, inner, latent),
+                        down: m(2, latent, inner),
                     },
-                    &x,
-                    &takers,
-                    &mut results,
-                );
+                    takers: &takers,
+                };
+                let caps = SituCaps {
+                    beta: 4.0,
+                    linear_beta: 25.0,
+                };
+                cpu.experts(&[work], caps, &x, &mut results);
             }
         }),
     }

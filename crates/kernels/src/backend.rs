@@ -51,16 +51,53 @@ impl Routes {
         all
     }
 
-    /// Who wants `expert`: for each row that chose it the row and the place of its result, `row * top_k + rank`.
-    pub fn takers(&self, expert: u32) -> impl Iterator<Item = Taker> {
-        self.experts
-            .iter()
-            .enumerate()
-            .filter(move |(_, e)| **e == expert)
-            .map(|(place, _)| Taker {
-                row: place / self.top_k,
-                place,
-            })
+    /// Who wants which expert.
+    pub fn demand(&self) -> Demand {
+        let taker = |place| Taker {
+            row: place / self.top_k,
+            place,
+        };
+        let places = self.experts.iter().enumerate();
+        let mut sorted: Vec<(u32, Taker)> = places.map(|(place, &expert)| (expert, taker(place))).collect();
+        sorted.sort_by_key(|(expert, _)| *expert);
+        let mut demand = Demand {
+            experts: vec![],
+            ends: vec![],
+            takers: vec![],
+        };
+        for (expert, taker) in sorted {
+            if demand.experts.last() != Some(&expert) {
+                demand.experts.push(expert);
+                demand.ends.push(demand.takers.len());
+            }
+            demand.takers.push(taker);
+            *demand.ends.last_mut().expect("pushed with its expert") += 1;
+        }
+        demand
+    }
+}
+
+/// Routes by expert: what a layer asks for, and for whom.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Demand {
+    experts: Vec<u32>,
+    /// Where the takers of each expert end.
+    ends: Vec<usize>,
+    takers: Vec<Taker>,
+}
+
+impl Demand {
+    /// The union of all rows' experts, ascending.
+    pub fn experts(&self) -> &[u32] {
+        &self.experts
+    }
+
+    /// The rows that chose `expert`, ascending; none where no row did.
+    pub fn takers(&self, expert: u32) -> &[Taker] {
+        match self.experts.binary_search(&expert) {
+            Ok(i) => &self.takers[i.checked_sub(1).map_or(0, |before| self.ends[before])..self.ends[i]],
+            Err(_) => &[],
+        }
     }
 }
 
@@ -82,6 +119,15 @@ pub struct ExpertMatrices<'a> {
     pub up: Matrix<'a>,
     /// `[latent, inner]`.
     pub down: Matrix<'a>,
+}
+
+/// A routed expert and the rows it is computed for.
+#[derive(Clone, Copy, Debug)]
+pub struct ExpertWork<'a> {
+    /// Its matrices.
+    pub matrices: ExpertMatrices<'a>,
+    /// Rows, and places of their results.
+    pub takers: &'a [Taker],
 }
 
 /// Both caps of SiTU-GLU.
@@ -166,7 +212,11 @@ pub trait Backend {
     fn add(&self, x: &mut Self::Act, y: &Self::Act);
 
     /// `y = W x`.
-    fn matmul(&self, w: &Self::Linear, x: &Self::Act, y: &mut Self::Act);
+    fn matmul(&self, w: &Self::Linear, x: &Self::Act, y: &mut Self::Act) {
+        self.matmuls(&[w], x, &mut [y]);
+    }
+    /// `y[i] = W[i] x`, all at once.
+    fn matmuls(&self, w: &[&Self::Linear], x: &Self::Act, y: &mut [&mut Self::Act]);
     /// `y = x / sqrt(mean(x^2) + eps) * w`.
     fn rms_norm(&self, x: &Self::Act, w: &Self::Vector, eps: f32, y: &mut Self::Act);
     /// Attention residual: softmax over sources of `<v, w> / rms(v)`, applied to the raw sources.
@@ -178,17 +228,9 @@ pub trait Backend {
     /// `x = sigmoid(x)`.
     fn sigmoid(&self, x: &mut Self::Act);
 
-    /// Causal convolution over time and SiLU for stream `stream` (0 query, 1 key, 2 value); keeps the last inputs in the
-    /// state. `taps` is `[taps, channels]`. One state a span.
-    fn conv(
-        &self,
-        x: &Self::Act,
-        taps: &Self::Vector,
-        stream: usize,
-        spans: &[Span],
-        states: &mut [&mut Self::Kda],
-        y: &mut Self::Act,
-    );
+    /// Causal convolution over time and SiLU, in place, of queries, keys and values; keeps the last inputs in the states. `taps` are
+    /// `[taps, channels]`. One state a span.
+    fn conv(&self, x: [&mut Self::Act; 3], taps: [&Self::Vector; 3], spans: &[Span], states: &mut [&mut Self::Kda]);
     /// Divides each head of `dim` numbers by its length: `x / sqrt(sum(x^2) + eps) * scale`.
     fn head_l2_norm(&self, x: &mut Self::Act, dim: usize, eps: f32, scale: f32);
     /// `z = exp(bound * sigmoid(rate[head] * (z + bias)))`.
@@ -238,8 +280,9 @@ pub trait Backend {
     /// Chooses experts: scores `s = sigmoid(logits)`, the `top_k` largest `s + bias`, ties to the lower id; weights
     /// `s / (sum of chosen s + 1e-20) * scale`.
     fn route(&self, logits: &Self::Act, bias: &Self::Vector, top_k: usize, scale: f32) -> Routes;
-    /// Runs one expert for its takers: `results[place] = W_down SiTU-GLU(W_gate x[row], W_up x[row])`.
-    fn expert(&self, w: &ExpertMatrices, caps: SituCaps, x: &Self::Act, takers: &[Taker], results: &mut Self::Act);
+    /// Runs experts for their takers: `results[place] = W_down SiTU-GLU(W_gate x[row], W_up x[row])`. No two takers have the same
+    /// place.
+    fn experts(&self, work: &[ExpertWork], caps: SituCaps, x: &Self::Act, results: &mut Self::Act);
     /// `y[row] = sum of weights * results`, experts ascending.
     fn combine(&self, routes: &Routes, results: &Self::Act, y: &mut Self::Act);
 }

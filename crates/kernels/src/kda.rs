@@ -8,12 +8,11 @@ use crate::matmul::LANES;
 
 multiversion! {
     /// Depthwise causal convolution over time, then SiLU: `y[c] = silu(sum_j w[j][c] u[j][c])`, taps ascending, the last tap
-    /// on the newest input. `taps` is `[K][channels]`, `inputs` the K rows oldest first.
-    pub(crate) unsafe fn conv_silu(taps: &[f32], inputs: &[&[f32]], y: &mut [f32]) {
-        let channels = y.len();
+    /// on the newest input. `taps` are K rows, `inputs` the K rows oldest first.
+    pub(crate) unsafe fn conv_silu(taps: &[&[f32]], inputs: &[&[f32]], y: &mut [f32]) {
         y.fill(0.0);
-        for (w, u) in taps.chunks_exact(channels).zip(inputs) {
-            for ((y, w), u) in y.iter_mut().zip(w).zip(*u) {
+        for (w, u) in taps.iter().zip(inputs) {
+            for ((y, w), u) in y.iter_mut().zip(*w).zip(*u) {
                 *y = w.mul_add(*u, *y);
             }
         }
@@ -324,6 +323,7 @@ mod tests {
             let (mut y, mut a) = (vec![0.0; channels], z.clone());
             // SAFETY: the form is available.
             unsafe {
+                let taps: Vec<&[f32]> = taps.chunks_exact(channels).collect();
                 conv_silu(isa, &taps, &inputs, &mut y);
                 decay(isa, &mut a, &bias, &rate, -5.0);
             }

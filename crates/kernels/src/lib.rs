@@ -39,8 +39,10 @@ mod mla;
 mod testing;
 mod vector;
 
-pub use backend::{Backend, ExpertMatrices, MlaShape, Routes, SharedBytes, SituCaps, Span, Taker, WeightFormat};
-pub use cpu::{Cpu, KdaState, Rows, ThreadsError, Weights};
+pub use backend::{
+    Backend, Demand, ExpertMatrices, ExpertWork, MlaShape, Routes, SharedBytes, SituCaps, Span, Taker, WeightFormat,
+};
+pub use cpu::{Cpu, KdaState, ROWS_OF_A_THREAD, Rows, ThreadsError, Weights};
 pub use format::{BLOCK, E2M1, Elements, Matrix, SCALE_NAN, ShapeError, bf16_to_f32, e8m0, f32_to_bf16};
 pub use functions::{exp, sigmoid, silu, situ, tanh};
 pub use isa::Isa;

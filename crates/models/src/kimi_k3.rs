@@ -11,7 +11,7 @@
 
 use crate::source::{ExpertStream, TensorSource};
 use checkpoint::K3Config;
-use kernels::{Backend, KvFormat, MlaShape, Routes, SituCaps, Span};
+use kernels::{Backend, ExpertWork, KvFormat, MlaShape, Routes, SituCaps, Span};
 
 /// Added to the sum of squares of a KDA query or key before the root.
 const L2_EPS: f32 = 1e-6;
@@ -296,21 +296,32 @@ impl<B: Backend> Kda<B> {
             })
             .collect();
         let w = &mut ws.kda;
-        let projections = [&self.q_proj, &self.k_proj, &self.v_proj];
-        for (stream, (proj, out)) in projections.into_iter().zip([&mut w.q, &mut w.k, &mut w.v]).enumerate() {
-            be.matmul(proj, &ws.x, &mut w.raw); // [rows, P]
-            be.conv(&w.raw, &self.conv1d[stream], stream, spans, &mut states, out);
-        }
+        be.matmuls(
+            &[
+                &self.q_proj,
+                &self.k_proj,
+                &self.v_proj,
+                &self.g_proj,
+                &self.f_a_proj,
+                &self.b_proj,
+            ],
+            &ws.x,
+            // The first four [rows, P], then [rows, dim] and [rows, heads].
+            &mut [&mut w.q, &mut w.k, &mut w.v, &mut w.gate, &mut w.f_a, &mut w.beta],
+        );
+        be.conv(
+            [&mut w.q, &mut w.k, &mut w.v],
+            self.conv1d.each_ref(),
+            spans,
+            &mut states,
+        );
         be.head_l2_norm(&mut w.q, l.head_dim, L2_EPS, 1.0 / (l.head_dim as f32).sqrt());
         be.head_l2_norm(&mut w.k, l.head_dim, L2_EPS, 1.0);
-        be.matmul(&self.f_a_proj, &ws.x, &mut w.f_a); // [rows, dim]
         be.matmul(&self.f_b_proj, &w.f_a, &mut w.alpha); // [rows, P]
         be.decay(&mut w.alpha, &self.dt_bias, &self.rate, l.gate_lower_bound);
-        be.matmul(&self.b_proj, &ws.x, &mut w.beta); // [rows, heads]
         be.sigmoid(&mut w.beta);
         be.delta(&w.q, &w.k, &w.v, &w.alpha, &w.beta, spans, &mut states, &mut w.o);
-        be.matmul(&self.g_proj, &ws.x, &mut w.raw); // [rows, P]
-        be.head_norm_gate(&w.o, &self.o_norm, c.rms_norm_eps, &w.raw, &mut w.q);
+        be.head_norm_gate(&w.o, &self.o_norm, c.rms_norm_eps, &w.gate, &mut w.q);
         be.matmul(&self.o_proj, &w.q, &mut ws.out); // [rows, H]
     }
 }
@@ -337,17 +348,20 @@ impl<B: Backend> Mla<B> {
             .collect();
         let shape = mla_shape(c);
         let w = &mut ws.mla;
-        be.matmul(&self.q_a_proj, &ws.x, &mut w.q_a); // [rows, q_lora]
+        be.matmuls(
+            &[&self.q_a_proj, &self.kv_a_proj_with_mqa, &self.g_proj],
+            &ws.x,
+            // [rows, q_lora], [rows, latent + shared], [rows, heads * value]
+            &mut [&mut w.q_a, &mut w.kv, &mut w.gate],
+        );
         be.rms_norm(&w.q_a, &self.q_a_layernorm, eps, &mut w.q_a_normed);
         be.matmul(&self.q_b_proj, &w.q_a_normed, &mut w.q); // [rows, heads * (nope + shared)]
-        be.matmul(&self.kv_a_proj_with_mqa, &ws.x, &mut w.kv); // [rows, latent + shared]
         be.append_latents(&w.kv, &self.kv_a_layernorm, eps, spans, &mut caches);
         be.absorb_query(&self.kv_b_proj, &w.q, shape, &mut w.absorbed); // [rows, heads * (latent + shared)]
         let caches: Vec<&B::Latents> = caches.into_iter().map(|c| &*c).collect();
         let scale = 1.0 / ((shape.nope + shape.shared) as f32).sqrt();
         be.attend(&w.absorbed, shape, scale, spans, &caches, &mut w.latent); // [rows, heads * latent]
         be.expand_values(&self.kv_b_proj, &w.latent, shape, &mut w.o); // [rows, heads * value]
-        be.matmul(&self.g_proj, &ws.x, &mut w.gate); // [rows, heads * value]
         be.gate(&mut w.o, &w.gate);
         be.matmul(&self.o_proj, &w.o, &mut ws.out); // [rows, H]
     }
@@ -357,8 +371,12 @@ impl<B: Backend> Glu<B> {
     /// `out = W_down SiTU(W_gate x, W_up x)`.
     fn forward(&self, be: &B, c: &K3Config, x: &B::Act, inner: &mut [B::Act; 2], out: &mut B::Act) {
         let [gate, up] = inner;
-        be.matmul(&self.gate_proj, x, gate); // [rows, inner]
-        be.matmul(&self.up_proj, x, up); // [rows, inner]
+        be.matmuls(&[&self.gate_proj, &self.up_proj], x, &mut [gate, up]); // [rows, inner]
+        self.finish(be, c, inner, out);
+    }
+
+    /// `out = W_down SiTU(inner)`.
+    fn finish(&self, be: &B, c: &K3Config, [gate, up]: &mut [B::Act; 2], out: &mut B::Act) {
         be.situ(gate, up, situ_caps(c));
         be.matmul(&self.down_proj, gate, out); // [rows, H]
     }
@@ -377,12 +395,23 @@ impl<B: Backend> Moe<B> {
         let w = &mut ws.moe;
         self.score(be, &ws.x, &mut w.scores); // [rows, experts]
         let routes = self.route(be, c, &w.scores, c.num_experts_per_token);
-        experts.demand(layer, &routes.union())?;
-        be.matmul(&self.routed_expert_down_proj, &ws.x, &mut w.z); // [rows, latent]
-        self.shared_experts.forward(be, c, &ws.x, &mut w.shared, &mut ws.out); // [rows, H]
-        while experts.next(&mut |expert, matrices| {
-            let takers: Vec<_> = routes.takers(expert).collect();
-            be.expert(matrices, situ_caps(c), &w.z, &takers, &mut w.results); // [rows * top_k, latent]
+        let demand = routes.demand();
+        experts.demand(layer, demand.experts())?;
+        let (shared, [gate, up]) = (&self.shared_experts, &mut w.shared);
+        be.matmuls(
+            &[&self.routed_expert_down_proj, &shared.gate_proj, &shared.up_proj],
+            &ws.x,
+            // [rows, latent], then [rows, inner]
+            &mut [&mut w.z, gate, up],
+        );
+        shared.finish(be, c, &mut w.shared, &mut ws.out); // [rows, H]
+        while experts.next(&mut |landed| {
+            let work = landed.iter().map(|(expert, matrices)| ExpertWork {
+                matrices: *matrices,
+                takers: demand.takers(*expert),
+            });
+            let work: Vec<_> = work.collect();
+            be.experts(&work, situ_caps(c), &w.z, &mut w.results); // [rows * top_k, latent]
         })? {}
         be.combine(&routes, &w.results, &mut w.y); // [rows, latent]
         be.rms_norm(&w.y, &self.routed_expert_norm, c.rms_norm_eps, &mut w.z);

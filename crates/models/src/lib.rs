@@ -20,4 +20,4 @@
 pub mod kimi_k3;
 mod source;
 
-pub use source::{ExpertStream, Tensor, TensorSource};
+pub use source::{EXPERTS_TOGETHER, ExpertStream, RunExperts, Tensor, TensorSource};

@@ -48,6 +48,12 @@ pub trait TensorSource {
     fn tensor(&mut self, name: &str) -> Result<Tensor, Self::Error>;
 }
 
+/// Most experts that a model is given at once: as many as one token of K3 takes in a layer.
+pub const EXPERTS_TOGETHER: usize = 16;
+
+/// Takes experts, each with its id, and computes them.
+pub type RunExperts<'a> = dyn FnMut(&[(u32, ExpertMatrices)]) + 'a;
+
 /// Where a pass gets its experts. The model says what a layer needs as soon as the router has spoken, goes on with what
 /// needs no expert, and then runs each expert as it lands, in whatever order that is.
 pub trait ExpertStream {
@@ -57,6 +63,8 @@ pub trait ExpertStream {
     /// Asks for `experts` (ascending, each once) of `layer`. Nothing of an earlier demand is left when this is called.
     fn demand(&mut self, layer: usize, experts: &[u32]) -> Result<(), Self::Error>;
 
-    /// Waits for the next expert and gives it to `run`; `false` when all that was demanded has been run.
-    fn next(&mut self, run: &mut dyn FnMut(u32, &ExpertMatrices)) -> Result<bool, Self::Error>;
+    /// Waits for the next expert and gives it to `run`, together with others that are there as well, up to
+    /// [`EXPERTS_TOGETHER`]; `false` when all that was
+    /// demanded has been run.
+    fn next(&mut self, run: &mut RunExperts) -> Result<bool, Self::Error>;
 }

@@ -1,9 +1,11 @@
 use super::{Cpu, KdaState, Rows, Weights};
 use crate::backend::{MlaShape, Span, WeightFormat};
+use crate::isa::Isa;
 use crate::kda::{self, Step};
 use crate::latents::Latents;
-use crate::matmul::{Output, Packed, matmul};
+use crate::matmul::{LANES, Output, Packed, matmul};
 use crate::mla::{self, Softmax};
+use std::ops::Range;
 
 /// Heads of one attention task come in multiples of this.
 const HEAD_GROUP: usize = mla::HEADS;
@@ -23,41 +25,86 @@ fn places(spans: &[Span], rows: usize) -> Vec<(usize, usize)> {
     places
 }
 
+/// Channels that one task of a convolution takes at least.
+const TASK_CHANNELS: usize = 1 << 10;
+
+/// Convolution and SiLU of some channels of one span, in place; `y` has room for a row of them.
+///
+/// # Safety
+/// The processor runs `isa`. Nobody else touches these channels of the span's rows of `x` or of `kept`, the inputs before them.
+unsafe fn conv_span(
+    isa: Isa,
+    taps: &[&[f32]],
+    x: Output,
+    span: Span,
+    kept: Output,
+    channels: &Range<usize>,
+    y: &mut [f32],
+) {
+    let before = taps.len() - 1;
+    // The i-th row of a span sees the last inputs of the state first, then the rows of the span.
+    // SAFETY: the caller's promise.
+    let input = |i: usize| unsafe {
+        match i.checked_sub(before) {
+            Some(inside) => x.row(span.first + inside, channels),
+            None => kept.row(i, channels),
+        }
+    };
+    let newest: Vec<f32> = (span.rows..span.rows + before).flat_map(&input).copied().collect();
+    // The last row first: nothing that is still to be read is overwritten.
+    for i in (0..span.rows).rev() {
+        let inputs: Vec<&[f32]> = (i..=i + before).map(&input).collect();
+        // SAFETY: the caller's promise; the references to the row have ended when it is written.
+        unsafe {
+            kda::conv_silu(isa, taps, &inputs, y);
+            drop(inputs);
+            x.row_mut(span.first + i, channels).copy_from_slice(y);
+        }
+    }
+    for (i, newest) in newest.chunks_exact(channels.len()).enumerate() {
+        // SAFETY: as above.
+        unsafe { kept.row_mut(i, channels).copy_from_slice(newest) }
+    }
+}
+
 impl Cpu {
     pub(super) fn conv_rows(
         &self,
-        x: &Rows,
-        taps: &[f32],
-        stream: usize,
+        x: [&mut Rows; 3],
+        taps: [&Vec<f32>; 3],
         spans: &[Span],
         states: &mut [&mut KdaState],
-        y: &mut Rows,
     ) {
-        let width = x.width;
-        let places = places(spans, x.rows);
-        let count = taps.len() / width;
-        self.each_row(x, y, |row, _, y| {
-            let (s, i) = places[row];
-            let before = &states[s].inputs[stream];
-            // The i-th row of a span sees the last inputs of the state first, then the rows of the span.
-            let inputs: Vec<&[f32]> = (0..count)
-                .map(|tap| match (i + tap).checked_sub(count - 1) {
-                    Some(inside) => x.row(spans[s].first + inside),
-                    None => &before[(i + tap) * width..][..width],
-                })
+        let Some(first) = states.first() else { return };
+        let (width, before) = (first.heads * first.dim, first.taps - 1);
+        let rows = x[0].rows;
+        places(spans, rows);
+        assert!(
+            taps.iter().all(|taps| taps.len() == (before + 1) * width)
+                && x.iter().all(|x| x.rows == rows && x.width == width)
+        );
+        let x = x.map(|x| Output::new(x.data_mut(), rows, width));
+        let kept: Vec<[Output; 3]> = states
+            .iter_mut()
+            .map(|state| {
+                assert_eq!((state.heads * state.dim, state.taps - 1), (width, before));
+                state.inputs.each_mut().map(|inputs| Output::new(inputs, before, width))
+            })
+            .collect();
+        let step = (3 * width / self.parts()).max(TASK_CHANNELS).next_multiple_of(LANES);
+        let starts = (0..width).step_by(step);
+        let work = (0..3).flat_map(|stream| starts.clone().map(move |from| (stream, from..width.min(from + step))));
+        self.each(work.collect(), |(stream, channels)| {
+            let taps: Vec<&[f32]> = taps[stream]
+                .chunks_exact(width)
+                .map(|tap| &tap[channels.clone()])
                 .collect();
-            // SAFETY: `new` checked the form.
-            unsafe { kda::conv_silu(self.isa, taps, &inputs, y) }
-        });
-        for (span, state) in spans.iter().zip(states) {
-            let kept = &mut state.inputs[stream];
-            let newest = span.rows.min(count - 1);
-            kept.copy_within(newest * width.., 0);
-            let at = (count - 1 - newest) * width;
-            for (j, kept) in kept[at..].chunks_exact_mut(width).enumerate() {
-                kept.copy_from_slice(x.row(span.first + span.rows - newest + j));
+            let mut y = vec![0.0; channels.len()];
+            for (span, kept) in spans.iter().zip(&kept) {
+                // SAFETY: this task alone touches these channels of this stream; no reference outlives its statement.
+                unsafe { conv_span(self.isa, &taps, x[stream], *span, kept[stream], &channels, &mut y) }
             }
-        }
+        });
     }
 
     /// `inputs`: query, key, value, alpha.

@@ -1,5 +1,5 @@
 use super::{Cpu, Rows, with_packed};
-use crate::backend::{ExpertMatrices, Routes, SituCaps, Taker};
+use crate::backend::{ExpertMatrices, ExpertWork, Routes, SituCaps};
 use crate::format::BLOCK;
 use crate::matmul::{Output, Packed, matmul};
 use crate::vector;
@@ -7,6 +7,9 @@ use std::cell::Cell;
 
 /// Added to the sum of the chosen scores before dividing, as the release does.
 const ROUTE_EPS: f32 = 1e-20;
+
+/// Most rows of an expert that a thread takes for itself.
+pub const ROWS_OF_A_THREAD: usize = 64;
 
 thread_local! {
     /// A calling thread's inner activations of an expert, arranged for its last matrix.
@@ -35,43 +38,57 @@ impl Cpu {
         routes
     }
 
-    pub(super) fn expert_rows(
-        &self,
-        w: &ExpertMatrices,
-        caps: SituCaps,
-        x: &Rows,
-        takers: &[Taker],
-        results: &mut Rows,
-    ) {
-        let (inner, latent) = (w.gate.rows(), w.down.rows());
-        assert_eq!((x.width, results.width, w.down.cols()), (latent, latent, inner));
-        let n = takers.len();
-        let rows = results.rows.max(takers.iter().map(|t| t.place + 1).max().unwrap_or(0));
+    pub(super) fn expert_rows(&self, work: &[ExpertWork], caps: SituCaps, x: &Rows, results: &mut Rows) {
+        let latent = results.width;
+        assert_eq!(x.width, latent);
+        let places = || work.iter().flat_map(|w| w.takers).map(|t| t.place);
+        let rows = results.rows.max(places().map(|place| place + 1).max().unwrap_or(0));
         results.resize(rows);
-        let places: Vec<usize> = takers.iter().map(|t| t.place).collect();
-        let out = Output::new(results.data_mut(), rows, latent).at(&places);
+        let mut sorted: Vec<usize> = places().collect();
+        sorted.sort_unstable();
+        assert!(sorted.is_sorted_by(|a, b| a < b), "a place is taken twice");
+        let out = Output::new(results.data_mut(), rows, latent);
+        // Threads take an expert each where rows are few, and share an expert where they are many: what an expert's rows take in
+        // memory is then there once. What is left over when experts end is shared in both cases.
+        let (few, many): (Vec<ExpertWork>, Vec<ExpertWork>) =
+            work.iter().partition(|w| w.takers.len() <= ROWS_OF_A_THREAD);
+        let parts = self.parts().div_ceil(few.len().max(1));
+        self.each(few, |w| self.expert(parts, &w, caps, x, out));
+        many.iter().for_each(|w| self.expert(self.parts(), w, caps, x, out));
+    }
+
+    /// One expert, each of its two products in some `parts`, into the places of its takers, which nobody else touches.
+    fn expert(&self, parts: usize, w: &ExpertWork, caps: SituCaps, x: &Rows, out: Output) {
+        let ExpertMatrices { gate, up, down } = &w.matrices;
+        let (inner, latent, n) = (gate.rows(), down.rows(), w.takers.len());
+        assert_eq!((x.width, down.cols()), (latent, inner));
+        let places: Vec<usize> = w.takers.iter().map(|t| t.place).collect();
+        let out = out.at(&places);
         with_packed(|packed| {
-            self.pack(packed, n, latent, |i| x.row(takers[i].row));
+            self.pack(packed, n, latent, |i| x.row(w.takers[i].row));
             let mut hidden = HIDDEN.take();
             let slots = hidden.resize(n, inner);
-            self.split(inner, 2 * latent, |outputs| {
+            self.split(parts, &[[inner, 2 * latent]], |_, outputs| {
                 // Both factors of a few inner numbers, then their product, straight to where the next matrix wants it.
                 let (first, width) = (outputs.start, outputs.len());
                 let mut both = vec![0.0; 2 * n * width];
-                let (gate, up) = both.split_at_mut(n * width);
-                for (w, y) in [(&w.gate, &mut *gate), (&w.up, &mut *up)] {
+                let (factor, linear) = both.split_at_mut(n * width);
+                for (w, y) in [(gate, &mut *factor), (up, &mut *linear)] {
                     let part = w.slice(outputs.clone());
                     // SAFETY: `new` checked the form; the memory is this task's own.
                     unsafe { matmul(self.isa, &part, 0..width, packed, Output::new(y, n, width)) }
                 }
                 // SAFETY: `new` checked the form.
-                unsafe { vector::situ(self.isa, gate, up, caps.beta, caps.linear_beta) };
-                for (i, row) in gate.chunks_exact(width).enumerate() {
+                unsafe { vector::situ(self.isa, factor, linear, caps.beta, caps.linear_beta) };
+                for (i, row) in factor.chunks_exact(width).enumerate() {
                     // SAFETY: this task alone fills these columns, and ranges begin at a block.
                     unsafe { slots.fill(i, first / BLOCK, row) }
                 }
             });
-            self.product(&w.down, &hidden, out);
+            self.split(parts, &[[latent, inner]], |_, outputs| {
+                // SAFETY: `new` checked the form; the places are this expert's and the ranges of different tasks do not meet.
+                unsafe { matmul(self.isa, down, outputs, &hidden, out) }
+            });
             HIDDEN.set(hidden);
         });
     }
@@ -93,7 +110,7 @@ fn choose(scores: &[f32], bias: &[f32], top_k: usize) -> Vec<u32> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::backend::Backend;
+    use crate::backend::{Backend, Demand, Taker};
     use crate::functions::sigmoid;
     use crate::{Elements, Isa, Matrix};
 
@@ -110,8 +127,30 @@ mod tests {
         assert_eq!(r.experts, [1, 2]);
         let (a, b) = (0.5, sigmoid(5.0));
         assert_eq!(r.weights, [a / (a + b) * 2.0, b / (a + b) * 2.0]);
-        assert_eq!(r.union(), [1, 2]);
-        assert_eq!(r.takers(2).collect::<Vec<_>>(), [Taker { row: 0, place: 1 }]);
+    }
+
+    #[test]
+    fn demand_is_routes_by_expert() {
+        let routes = Routes {
+            top_k: 2,
+            experts: vec![1, 5, 0, 5, 1, 2],
+            weights: vec![0.5; 6],
+        };
+        let demand = routes.demand();
+        assert_eq!(demand.experts(), [0, 1, 2, 5]);
+        let places = |expert| {
+            demand
+                .takers(expert)
+                .iter()
+                .map(|t| (t.row, t.place))
+                .collect::<Vec<_>>()
+        };
+        assert_eq!(places(0), [(1, 2)]);
+        assert_eq!(places(1), [(0, 0), (2, 4)]);
+        assert_eq!(places(2), [(2, 5)]);
+        assert_eq!(places(5), [(0, 1), (1, 3)]);
+        assert_eq!(places(3), []);
+        assert_eq!(Routes::default().demand(), Demand::default());
     }
 
     /// One and many threads, one and many rows, give the same bits, and the result is the formula's.
@@ -164,9 +203,11 @@ mod tests {
                     .for_each(|(i, v)| *v = ((i * 37 % 101) as f32 - 50.0) / 60.0);
                 let takers: Vec<Taker> = (0..rows).map(|row| Taker { row, place: row }).collect();
                 let mut all = cpu.act(rows, latent);
-                cpu.expert(&w, caps, &x, &takers, &mut all);
+                let work = |takers| ExpertWork { matrices: w, takers };
+                cpu.experts(&[work(&takers)], caps, &x, &mut all);
                 let mut single = cpu.act(rows, latent);
-                takers.iter().for_each(|t| cpu.expert(&w, caps, &x, &[*t], &mut single));
+                let each: Vec<_> = takers.chunks(1).map(work).collect();
+                cpu.experts(&each, caps, &x, &mut single);
                 assert_eq!(all.data(), single.data());
                 assert_eq!(want.get_or_insert_with(|| all.data().to_vec()), all.data());
                 let row = x.row(3);

@@ -3,7 +3,9 @@
 mod attention;
 mod experts;
 
-use crate::backend::{Backend, ExpertMatrices, MlaShape, Routes, SharedBytes, SituCaps, Span, Taker, WeightFormat};
+pub use experts::ROWS_OF_A_THREAD;
+
+use crate::backend::{Backend, ExpertWork, MlaShape, Routes, SharedBytes, SituCaps, Span, WeightFormat};
 use crate::bytes;
 use crate::format::{BLOCK, Elements, Matrix, ShapeError, bf16_to_f32};
 use crate::isa::Isa;
@@ -20,6 +22,8 @@ const TASK_OUTPUTS: usize = 32;
 /// Weights that one task takes at least, for the same reason.
 const TASK_WEIGHTS: usize = 1 << 15;
 
+/// Tasks a thread of one operation: several, since threads do not begin together.
+const TASKS_A_THREAD: usize = 4;
 /// Numbers to arrange or move from which on the threads share them.
 const TASK_NUMBERS: usize = 1 << 16;
 
@@ -152,23 +156,29 @@ impl Cpu {
         self.each_index(rows, |i| unsafe { slots.fill(i, 0, &row(i)[..cols]) });
     }
 
-    /// `y = W x`, outputs split over the threads.
-    fn product(&self, w: &Matrix, x: &Packed, y: Output) {
-        self.split(w.rows(), w.cols(), |outputs| {
-            // SAFETY: `new` checked the form; `y` is borrowed for the call and covers every output; the ranges of
-            // different tasks do not meet.
-            unsafe { matmul(self.isa, w, outputs, x, y) }
-        });
+    /// Splits the outputs of matrices, given as `[outputs, columns]`, into ranges that begin at multiples of [`BLOCK`], some `parts`
+    /// of about the same work in all, and runs `task(matrix, range)` for each.
+    fn split(&self, parts: usize, shapes: &[[usize; 2]], task: impl Fn(usize, Range<usize>) + Sync + Send) {
+        let weights: usize = shapes.iter().map(|[outputs, cols]| outputs * cols).sum();
+        let least = TASK_WEIGHTS.max(weights / parts);
+        let mut tasks = vec![];
+        for (matrix, &[outputs, cols]) in shapes.iter().enumerate() {
+            let step = TASK_OUTPUTS
+                .max(least / cols.max(1))
+                .min(outputs.max(1))
+                .next_multiple_of(BLOCK);
+            tasks.extend(
+                (0..outputs)
+                    .step_by(step)
+                    .map(|from| (matrix, from..outputs.min(from + step))),
+            );
+        }
+        self.each(tasks, |(matrix, outputs)| task(matrix, outputs));
     }
 
-    /// Splits `outputs` outputs of `cols` weights each into ranges for the threads, which begin at multiples of [`BLOCK`].
-    fn split(&self, outputs: usize, cols: usize, task: impl Fn(Range<usize>) + Sync + Send) {
-        let least = TASK_OUTPUTS.max(TASK_WEIGHTS / cols.max(1));
-        let tasks = (outputs / least).clamp(1, self.threads * 4);
-        let step = outputs.div_ceil(tasks).next_multiple_of(BLOCK);
-        self.each_index(outputs.div_ceil(step), |t| {
-            task(t * step..((t + 1) * step).min(outputs))
-        });
+    /// Parts into which one operation is split.
+    fn parts(&self) -> usize {
+        self.threads * TASKS_A_THREAD
     }
 }
 
@@ -353,13 +363,23 @@ impl Backend for Cpu {
         self.each_row_mut(x, |i, x| unsafe { vector::add(self.isa, x, y.row(i)) });
     }
 
-    fn matmul(&self, w: &Weights, x: &Rows, y: &mut Rows) {
-        assert_eq!(y.width, w.rows);
-        y.resize(x.rows);
-        let out = Output::new(y.data_mut(), x.rows, w.rows);
+    fn matmuls(&self, w: &[&Weights], x: &Rows, y: &mut [&mut Rows]) {
+        assert_eq!(w.len(), y.len());
+        let shapes: Vec<_> = w.iter().map(|w| [w.rows, w.cols]).collect();
+        let products = w.iter().zip(y).map(|(w, y)| {
+            assert_eq!(y.width, w.rows);
+            y.resize(x.rows);
+            (w.matrix(), Output::new(y.data_mut(), x.rows, w.rows))
+        });
+        let products: Vec<_> = products.collect();
         with_packed(|packed| {
             self.pack(packed, x.rows, x.width, |i| x.row(i));
-            self.product(&w.matrix(), packed, out);
+            self.split(self.parts(), &shapes, |i, outputs| {
+                let (w, y) = &products[i];
+                // SAFETY: `new` checked the form; `y` is borrowed for the call and covers every output; the ranges of
+                // different tasks do not meet.
+                unsafe { matmul(self.isa, w, outputs, packed, *y) }
+            });
         });
     }
 
@@ -401,16 +421,8 @@ impl Backend for Cpu {
         self.each_row_mut(x, |_, x| unsafe { vector::sigmoid_all(self.isa, x) });
     }
 
-    fn conv(
-        &self,
-        x: &Rows,
-        taps: &Vec<f32>,
-        stream: usize,
-        spans: &[Span],
-        states: &mut [&mut KdaState],
-        y: &mut Rows,
-    ) {
-        self.conv_rows(x, taps, stream, spans, states, y);
+    fn conv(&self, x: [&mut Rows; 3], taps: [&Vec<f32>; 3], spans: &[Span], states: &mut [&mut KdaState]) {
+        self.conv_rows(x, taps, spans, states);
     }
 
     fn head_l2_norm(&self, x: &mut Rows, dim: usize, eps: f32, scale: f32) {
@@ -474,8 +486,8 @@ impl Backend for Cpu {
         self.route_rows(logits, bias, top_k, scale)
     }
 
-    fn expert(&self, w: &ExpertMatrices, caps: SituCaps, x: &Rows, takers: &[Taker], results: &mut Rows) {
-        self.expert_rows(w, caps, x, takers, results);
+    fn experts(&self, work: &[ExpertWork], caps: SituCaps, x: &Rows, results: &mut Rows) {
+        self.expert_rows(work, caps, x, results);
     }
 
     fn combine(&self, routes: &Routes, results: &Rows, y: &mut Rows) {

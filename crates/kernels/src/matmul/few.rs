@@ -14,8 +14,12 @@ const GROUP: usize = 64;
 /// Lanes of activations, over all rows, that are taken through a group together: 14 KiB, less than half of the smallest
 /// first-level cache, because the weights stream through it as well.
 const PART_LANES: usize = 7 * PANEL_LANES;
-/// So many outputs ahead weights are asked for: the part of a row is too short for the processor's own prefetching.
+/// Weights are asked for so many bytes ahead: the part of a row is too short for the processor's own prefetching.
+const AHEAD_BYTES: usize = 8 << 10;
+/// And so many outputs at least, all that are taken together.
 const AHEAD: usize = 4;
+/// What one prefetch brings.
+const LINE_BYTES: usize = 64;
 
 /// All of `outputs` for at most `FEW_ROWS` rows.
 ///
@@ -78,13 +82,19 @@ unsafe fn part_of_group<F: Form, K: Kind, const M: usize>(
     x: &Packed,
     sums: &mut [[Lane; M]],
 ) {
-    let mut n = 0;
     let count = sums.len();
+    let all = w.whole() + usize::from(w.partial());
+    // Far enough for memory's latency, in whole strips.
+    let outputs_ahead = (AHEAD_BYTES / (blocks.len() * K::BYTES))
+        .clamp(AHEAD, GROUP)
+        .next_multiple_of(AHEAD);
+    let mut n = 0;
     while n < count {
-        // The same blocks of an output further on, or at the end of the group the next blocks.
-        let (output, block) = match n + AHEAD {
+        // The same blocks of an output further on; beyond the group its next blocks, or the first ones of the next group.
+        let (output, block) = match n + outputs_ahead {
             next if next < count => (first + next, blocks.start),
-            next => (first + next % count, blocks.end),
+            next if blocks.end < all => (first + next % count, blocks.end),
+            next => (first + next, 0),
         };
         let ahead = w.address::<K>(output, block);
         // As many outputs at once as their sums leave registers for weights, their decoding, and activations.
@@ -138,7 +148,9 @@ unsafe fn strip<F: Form, K: Kind, const M: usize, const N: usize>(
                 let x = panel.add(2 * b);
                 let at = (first + b - blocks.start) * K::BYTES;
                 for n in 0..N {
-                    F::prefetch(ahead.wrapping_add(n * w.row_bytes() + at));
+                    if at % LINE_BYTES < K::BYTES {
+                        F::prefetch(ahead.wrapping_add(n * w.row_bytes() + at));
+                    }
                     let from = block_at::<K>(w, output + n, first + b);
                     add::<F, K, M, N>(w, from, output + n, first + b, x, n, &mut acc);
                 }

@@ -103,6 +103,29 @@ impl<'a> Output<'a> {
         }
     }
 
+    /// Some elements of a row.
+    ///
+    /// # Safety
+    /// They lie inside the matrix that `new` was given, which is still alive, and nobody writes to them while they are borrowed.
+    pub(crate) unsafe fn row(self, row: usize, elements: &Range<usize>) -> &'a [f32] {
+        // SAFETY: the caller's promise, and the elements lie inside, as `start` checks.
+        unsafe { std::slice::from_raw_parts(self.start(row, elements), elements.len()) }
+    }
+
+    /// Some elements of a row, to be written.
+    ///
+    /// # Safety
+    /// As for [`row`](Self::row), and nobody reads them either.
+    pub(crate) unsafe fn row_mut(self, row: usize, elements: &Range<usize>) -> &'a mut [f32] {
+        // SAFETY: as above.
+        unsafe { std::slice::from_raw_parts_mut(self.start(row, elements), elements.len()) }
+    }
+
+    fn start(self, row: usize, elements: &Range<usize>) -> *mut f32 {
+        assert!(row < self.rows && elements.end <= self.stride && self.places.is_none());
+        self.base.wrapping_add(row * self.stride + elements.start)
+    }
+
     /// Stores one result.
     ///
     /// # Safety

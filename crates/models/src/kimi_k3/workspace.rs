@@ -1,5 +1,6 @@
 //! The activations of a pass, taken once for the largest pass, and what they and a sequence's state cost.
 
+use crate::source::EXPERTS_TOGETHER;
 use checkpoint::K3Config;
 use kernels::{Backend, KdaState, KvFormat, Latents};
 
@@ -22,10 +23,10 @@ pub struct Workspace<A> {
 }
 
 pub(super) struct KdaWork<A> {
-    pub(super) raw: A,
     pub(super) q: A,
     pub(super) k: A,
     pub(super) v: A,
+    pub(super) gate: A,
     pub(super) f_a: A,
     pub(super) alpha: A,
     pub(super) beta: A,
@@ -73,10 +74,10 @@ impl<A> Workspace<A> {
             x: act(h),
             out: act(h),
             kda: KdaWork {
-                raw: act(p),
                 q: act(p),
                 k: act(p),
                 v: act(p),
+                gate: act(p),
                 f_a: act(l.head_dim),
                 alpha: act(p),
                 beta: act(l.num_heads),
@@ -123,8 +124,11 @@ impl Workspace<()> {
         let o = c.num_attention_heads * c.v_head_dim;
         let widest = c.intermediate_size.max(p).max(o).max(c.hidden_size) + kernels::BLOCK;
         let expert = 3 * c.moe_intermediate_size.max(c.routed_expert_hidden_size);
-        (rows * (widest + expert) * 4 + threads * (PANEL_BYTES + rows.next_multiple_of(8) * PARTIAL_SUM_BYTES_A_ROW))
-            as u64
+        // Of experts with few rows several are under way, and what a thread took it keeps.
+        let at_once = if threads > 1 { threads + EXPERTS_TOGETHER } else { 0 };
+        let few = at_once * rows.min(kernels::ROWS_OF_A_THREAD) * expert;
+        ((rows * (widest + expert) + few) * 4
+            + threads * (PANEL_BYTES + rows.next_multiple_of(8) * PARTIAL_SUM_BYTES_A_ROW)) as u64
     }
 }
 
