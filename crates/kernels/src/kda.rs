@@ -1,10 +1,15 @@
 //! Kimi Delta Attention, one token and head at a time: the recurrence, never a chunked form, so that a token's result
 //! does not depend on how many tokens come with it.
 
+// An index names a register of a tile; loops over it are unrolled.
+#![allow(clippy::needless_range_loop)]
+
+use crate::aligned::Aligned;
 use crate::functions::{exp, sigmoid, silu};
 use crate::isa::{Isa, multiversion};
-use crate::lanes::{self, Lanes};
 use crate::matmul::LANES;
+use crate::registers::{self, Register, prefetch};
+use std::cell::Cell;
 
 multiversion! {
     /// Depthwise causal convolution over time, then SiLU: `y[c] = silu(sum_j w[j][c] u[j][c])`, taps ascending, the last tap
@@ -34,17 +39,17 @@ multiversion! {
     }
 }
 
-/// What one token brings to one head's recurrence.
-#[derive(Clone, Copy)]
+/// What one token brings to one head's recurrence, and where its result goes.
 pub(crate) struct Step<'a> {
     pub(crate) query: &'a [f32],
     pub(crate) key: &'a [f32],
     pub(crate) alpha: &'a [f32],
     pub(crate) value: &'a [f32],
     pub(crate) beta: f32,
+    pub(crate) out: &'a mut [f32],
 }
 
-/// The delta rule for one head and consecutive tokens. `state` is `[keys][values]`, `out` `[tokens][values]`.
+/// The delta rule for one head and consecutive tokens. `state` is `[keys][values]`.
 ///
 /// For each token, sweep 1, keys ascending: `S[k] *= alpha[k]`, `u += S[k] * key[k]`. Then `d = beta * (v - u)`.
 /// Sweep 2, keys ascending: `S[k] += key[k] * d`, `o += S[k] * query[k]`. Sums are fused multiply-adds from zero.
@@ -54,31 +59,31 @@ pub(crate) struct Step<'a> {
 ///
 /// # Safety
 /// The processor must run `isa`.
-pub(crate) unsafe fn delta(isa: Isa, state: &mut [f32], steps: &[Step], out: &mut [f32]) {
+pub(crate) unsafe fn delta(isa: Isa, state: &mut [f32], steps: &mut [Step]) {
     #[cfg(target_arch = "x86_64")]
     #[target_feature(enable = "avx2,fma")]
-    fn avx2(state: &mut [f32], steps: &[Step], out: &mut [f32]) {
+    fn avx2(state: &mut [f32], steps: &mut [Step]) {
         // SAFETY: this function has the features of its form.
-        unsafe { all_columns::<lanes::x86::Avx2, 2>(state, steps, out) }
+        unsafe { all_columns::<registers::x86::Avx2>(state, steps) }
     }
     #[cfg(target_arch = "x86_64")]
     #[target_feature(enable = "avx2,fma,avx512f,avx512bw,avx512dq,avx512vl")]
-    fn avx512(state: &mut [f32], steps: &[Step], out: &mut [f32]) {
+    fn avx512(state: &mut [f32], steps: &mut [Step]) {
         // SAFETY: this function has the features of its form.
-        unsafe { all_columns::<lanes::x86::Avx512, 4>(state, steps, out) }
+        unsafe { all_columns::<registers::x86::Avx512>(state, steps) }
     }
     if let [step] = steps {
         // SAFETY: the caller's promise.
-        return unsafe { one_token(isa, state, step, out) };
+        return unsafe { one_token(isa, state, step) };
     }
     // SAFETY: the caller promises that the processor runs `isa`.
     unsafe {
         match isa {
             #[cfg(target_arch = "x86_64")]
-            Isa::Avx2 => avx2(state, steps, out),
+            Isa::Avx2 => avx2(state, steps),
             #[cfg(target_arch = "x86_64")]
-            Isa::Avx512 => avx512(state, steps, out),
-            _ => all_columns::<[f32; LANES], 1>(state, steps, out),
+            Isa::Avx512 => avx512(state, steps),
+            _ => all_columns::<[f32; 4]>(state, steps),
         }
     }
 }
@@ -88,12 +93,12 @@ const WIDE: usize = 256;
 
 multiversion! {
     /// [`delta`] for one token, with whole rows of the state: it comes from memory, which is read fastest in its own order.
-    unsafe fn one_token(state: &mut [f32], step: &Step<'_>, out: &mut [f32]) {
+    unsafe fn one_token(state: &mut [f32], step: &mut Step<'_>) {
         let (keys, width) = (step.key.len(), step.value.len());
-        assert!(state.len() == keys * width && out.len() == width);
+        assert!(state.len() == keys * width && step.out.len() == width);
         for first in (0..width).step_by(WIDE) {
             let columns = first..width.min(first + WIDE);
-            let out = &mut out[columns.clone()];
+            let out = &mut step.out[columns.clone()];
             let mut sums = [0.0f32; WIDE];
             let sums = &mut sums[..out.len()];
             for ((row, key), alpha) in state.chunks_exact_mut(width).zip(step.key).zip(step.alpha) {
@@ -116,34 +121,48 @@ multiversion! {
     }
 }
 
-/// Columns in groups of `C` times sixteen, the rest one by one.
+/// Registers of columns that go through all tokens together.
+const COLUMNS: usize = 4;
+
+thread_local! {
+    /// A thread's copy of a few columns of a state, kept from head to head: 32 KiB for 128 keys and the widest registers.
+    static STRIP: Cell<Aligned<f32>> = Cell::default();
+}
+
+/// Columns in groups of `COLUMNS` registers, the rest one by one.
 ///
 /// # Safety
-/// The processor runs `V`; so for the function below.
+/// The processor runs `V`; so for the functions below.
 #[inline(always)]
-unsafe fn all_columns<V: Lanes, const C: usize>(state: &mut [f32], steps: &[Step], out: &mut [f32]) {
+unsafe fn all_columns<V: Register>(state: &mut [f32], steps: &mut [Step]) {
     let Some(step) = steps.first() else { return };
     let (keys, width) = (step.key.len(), step.value.len());
-    assert!(state.len() == keys * width && out.len() == steps.len() * width);
+    assert!(state.len() == keys * width);
     assert!(
         steps
             .iter()
-            .all(|s| [s.query, s.key, s.alpha].iter().all(|x| x.len() == keys) && s.value.len() == width)
+            .all(|s| [s.query, s.key, s.alpha].iter().all(|x| x.len() == keys)
+                && [s.value, s.out].iter().all(|x| x.len() == width))
     );
+    let mut strip = STRIP.take();
+    if strip.len() < keys * COLUMNS * V::WIDTH {
+        strip = Aligned::zeros(keys * COLUMNS * V::WIDTH);
+    }
     let mut first = 0;
     // SAFETY: the caller's promise.
     unsafe {
-        while first + C * LANES <= width {
-            columns::<V, C>(state, width, first, steps, out);
-            first += C * LANES;
+        while first + COLUMNS * V::WIDTH <= width {
+            columns::<V, COLUMNS>(state, width, first, steps, &mut strip);
+            first += COLUMNS * V::WIDTH;
         }
-        while first + LANES <= width {
-            columns::<V, 1>(state, width, first, steps, out);
-            first += LANES;
+        while first + V::WIDTH <= width {
+            columns::<V, 1>(state, width, first, steps, &mut strip);
+            first += V::WIDTH;
         }
     }
+    STRIP.set(strip);
     for c in first..width {
-        for (step, out) in steps.iter().zip(out.chunks_exact_mut(width)) {
+        for step in &mut *steps {
             let (mut u, mut o) = (0.0, 0.0);
             for ((row, key), alpha) in state.chunks_exact_mut(width).zip(step.key).zip(step.alpha) {
                 row[c] *= alpha;
@@ -154,68 +173,100 @@ unsafe fn all_columns<V: Lanes, const C: usize>(state: &mut [f32], steps: &[Step
                 row[c] = key.mul_add(d, row[c]);
                 o = row[c].mul_add(*query, o);
             }
-            out[c] = o;
+            step.out[c] = o;
         }
     }
 }
 
+/// Asks for all of `x`.
 #[inline(always)]
-unsafe fn columns<V: Lanes, const C: usize>(
+fn prefetch_all(x: &[f32]) {
+    x.chunks(LANES).for_each(|line| prefetch(line.as_ptr()));
+}
+
+/// `C` registers of columns from `first` on. They live in `strip`, one piece of memory, between the first token's sweep 1
+/// and the last one's sweep 2: where they lie in the state, rows of a power of two would crowd a few sets of the cache.
+#[inline(always)]
+unsafe fn columns<V: Register, const C: usize>(
     state: &mut [f32],
     width: usize,
     first: usize,
-    steps: &[Step],
-    out: &mut [f32],
+    steps: &mut [Step],
+    strip: &mut [f32],
 ) {
-    // SAFETY: the caller's promise.
+    let keys = state.len() / width;
+    assert!(first + C * V::WIDTH <= width && strip.len() >= keys * C * V::WIDTH);
+    let (state, strip) = (state.as_mut_ptr(), strip.as_mut_ptr());
+    // Where the next columns begin: in this state, or in the one that lies behind it.
+    let ahead = match first + 2 * C * V::WIDTH <= width {
+        true => state.wrapping_add(first + C * V::WIDTH),
+        false => state.wrapping_add(keys * width),
+    };
+    // SAFETY: `all_columns` checked the lengths of steps; each address holds `C` registers, as checked above.
     unsafe {
+        let in_state = |k: usize, c: usize| state.add(k * width + first + c * V::WIDTH);
+        let in_strip = |k: usize, c: usize| strip.add((k * C + c) * V::WIDTH);
         let mut u = [V::splat(0.0); C];
-        for ((row, key), alpha) in state.chunks_exact_mut(width).zip(steps[0].key).zip(steps[0].alpha) {
+        for (k, (key, alpha)) in steps[0].key.iter().zip(steps[0].alpha).enumerate() {
             let (key, alpha) = (V::splat(*key), V::splat(*alpha));
-            for (s, u) in row[first..].as_chunks_mut::<LANES>().0.iter_mut().zip(&mut u) {
-                let new = V::load(s).mul(alpha);
-                *u = new.mul_add(key, *u);
-                *s = new.store();
+            for c in 0..C {
+                let before = V::load(in_state(k, c)).mul(alpha);
+                u[c] = before.mul_add(key, u[c]);
+                before.store(in_strip(k, c));
             }
         }
-        for (t, step) in steps.iter().enumerate() {
+        let tokens = steps.len();
+        for t in 0..tokens {
+            let (step, later) = steps[t..].split_first_mut().expect("a token below their number");
+            let beta = V::splat(step.beta);
             let mut d = [V::splat(0.0); C];
-            for (c, (d, u)) in d.iter_mut().zip(u).enumerate() {
-                let mut lanes = u.store();
-                for (lane, value) in lanes.iter_mut().zip(&step.value[first + c * LANES..]) {
-                    *lane = step.beta * (value - *lane);
-                }
-                *d = V::load(&lanes);
-            }
             let mut o = [V::splat(0.0); C];
-            u = [V::splat(0.0); C];
-            let rows = state.chunks_exact_mut(width).zip(step.key).zip(step.query);
-            if let Some(next) = steps.get(t + 1) {
-                for (((row, key), query), (next_key, next_alpha)) in rows.zip(next.key.iter().zip(next.alpha)) {
+            for c in 0..C {
+                let value = V::load(step.value.as_ptr().add(first + c * V::WIDTH));
+                d[c] = beta.mul(value.sub(u[c]));
+            }
+            let sweep = step.key.iter().zip(step.query).enumerate();
+            if let [next, later @ ..] = later {
+                // Tokens lie far apart: what the next sweep begins with, and its result's place, would be waited for. So
+                // would the next columns of the state, a share of which is asked for at each token.
+                for c in 0..C {
+                    prefetch(next.value.as_ptr().wrapping_add(first + c * V::WIDTH));
+                    prefetch(next.out.as_ptr().wrapping_add(first + c * V::WIDTH));
+                }
+                if first == 0 {
+                    prefetch_all(next.query);
+                    if let [after, ..] = later {
+                        prefetch_all(after.key);
+                        prefetch_all(after.alpha);
+                    }
+                }
+                for k in keys * t / (tokens - 1)..keys * (t + 1) / (tokens - 1) {
+                    (0..C).for_each(|c| prefetch(ahead.wrapping_add(k * width + c * V::WIDTH)));
+                }
+                u = [V::splat(0.0); C];
+                for ((k, (key, query)), (next_key, next_alpha)) in sweep.zip(next.key.iter().zip(next.alpha)) {
                     let (key, query) = (V::splat(*key), V::splat(*query));
                     let (next_key, next_alpha) = (V::splat(*next_key), V::splat(*next_alpha));
-                    let row = row[first..].as_chunks_mut::<LANES>().0;
-                    for (((s, d), o), u) in row.iter_mut().zip(d).zip(&mut o).zip(&mut u) {
-                        let after = key.mul_add(d, V::load(s));
-                        *o = after.mul_add(query, *o);
+                    for c in 0..C {
+                        let after = key.mul_add(d[c], V::load(in_strip(k, c)));
+                        o[c] = after.mul_add(query, o[c]);
                         let before = after.mul(next_alpha);
-                        *u = before.mul_add(next_key, *u);
-                        *s = before.store();
+                        u[c] = before.mul_add(next_key, u[c]);
+                        before.store(in_strip(k, c));
                     }
                 }
             } else {
-                for ((row, key), query) in rows {
+                for (k, (key, query)) in sweep {
                     let (key, query) = (V::splat(*key), V::splat(*query));
-                    let row = row[first..].as_chunks_mut::<LANES>().0;
-                    for ((s, d), o) in row.iter_mut().zip(d).zip(&mut o) {
-                        let after = key.mul_add(d, V::load(s));
-                        *o = after.mul_add(query, *o);
-                        *s = after.store();
+                    for c in 0..C {
+                        let after = key.mul_add(d[c], V::load(in_strip(k, c)));
+                        o[c] = after.mul_add(query, o[c]);
+                        after.store(in_state(k, c));
                     }
                 }
             }
-            for (out, o) in out[t * width + first..].as_chunks_mut::<LANES>().0.iter_mut().zip(o) {
-                *out = o.store();
+            for c in 0..C {
+                o[c].store(step.out.as_mut_ptr().add(first + c * V::WIDTH));
             }
         }
     }
@@ -226,14 +277,26 @@ mod tests {
     use super::*;
     use crate::testing::numbers;
 
-    fn step<'a>(query: &'a [f32], key: &'a [f32], alpha: &'a [f32], value: &'a [f32], beta: f32) -> Step<'a> {
-        Step {
-            query,
-            key,
-            alpha,
-            value,
-            beta,
+    /// Runs tokens, each a query, key, alpha and value, and returns their results one after the other.
+    fn run(isa: Isa, state: &mut [f32], tokens: &[[Vec<f32>; 4]], beta: f32) -> Vec<f32> {
+        let mut all = vec![0.0; tokens.iter().map(|token| token[3].len()).sum()];
+        let mut rest = &mut all[..];
+        let mut steps = vec![];
+        for [query, key, alpha, value] in tokens {
+            let (out, others) = rest.split_at_mut(value.len());
+            rest = others;
+            steps.push(Step {
+                query,
+                key,
+                alpha,
+                value,
+                beta,
+                out,
+            });
         }
+        // SAFETY: the form is available.
+        unsafe { delta(isa, state, &mut steps) };
+        all
     }
 
     /// Tokens together give the bits of tokens one by one, in every form.
@@ -246,17 +309,15 @@ mod tests {
                     [n(keys, 1), n(keys, 2), n(keys, 3), n(width, 4)]
                 })
                 .collect();
-            let steps: Vec<Step> = inputs.iter().map(|[q, k, a, v]| step(q, k, a, v, 0.3)).collect();
             let start = numbers(1.0, keys * width, 5);
-            let (mut want, mut one_by_one) = (start.clone(), vec![0.0; tokens * width]);
-            for (step, out) in steps.iter().zip(one_by_one.chunks_exact_mut(width)) {
-                // SAFETY: the form is available.
-                unsafe { delta(Isa::Plain, &mut want, std::slice::from_ref(step), out) };
-            }
+            let mut want = start.clone();
+            let one_by_one: Vec<f32> = inputs
+                .iter()
+                .flat_map(|token| run(Isa::Plain, &mut want, std::slice::from_ref(token), 0.3))
+                .collect();
             for isa in Isa::available() {
-                let (mut state, mut out) = (start.clone(), vec![0.0; tokens * width]);
-                // SAFETY: the form is available.
-                unsafe { delta(isa, &mut state, &steps, &mut out) };
+                let mut state = start.clone();
+                let out = run(isa, &mut state, &inputs, 0.3);
                 let same = |a: &[f32], b: &[f32]| a.iter().zip(b).all(|(a, b)| a.to_bits() == b.to_bits());
                 assert!(same(&out, &one_by_one) && same(&state, &want), "{isa}, width {width}");
             }
@@ -280,10 +341,8 @@ mod tests {
                 let beta = 0.7;
                 let mut outs = vec![];
                 for (isa, state) in Isa::available().into_iter().zip(&mut states) {
-                    let mut out = vec![0.0; width];
-                    // SAFETY: the form is available.
-                    unsafe { delta(isa, state, &[step(&q, &k, &alpha, &v, beta)], &mut out) };
-                    outs.push(out);
+                    let token = [&q, &k, &alpha, &v].map(Vec::clone);
+                    outs.push(run(isa, state, &[token], beta));
                 }
                 for i in 0..keys {
                     (0..width).for_each(|j| exact[i * width + j] *= alpha[i] as f64);

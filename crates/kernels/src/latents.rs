@@ -1,7 +1,9 @@
 //! The cache of latent attention.
 
+use crate::aligned::Aligned;
 use crate::bytes;
-use crate::format::f32_to_bf16;
+use crate::format::{bf16_to_f32, f32_to_bf16};
+use crate::isa::{Isa, multiversion};
 use std::io::{self, Read, Write};
 use std::sync::Arc;
 
@@ -56,12 +58,12 @@ pub struct Latents {
     pages: Pages,
 }
 
-/// Pages `[ATTENTION_BLOCK, width]`, row-major.
+/// Pages `[ATTENTION_BLOCK, width]`, row-major, each from a cache line on.
 #[derive(Clone, Debug)]
 enum Pages {
-    F32(Vec<Arc<[f32]>>),
+    F32(Vec<Arc<Aligned<f32>>>),
     Bf16 {
-        pages: Vec<Arc<[u16]>>,
+        pages: Vec<Arc<Aligned<u16>>>,
         /// The newest row before rounding, `[width]`.
         row: Vec<f32>,
     },
@@ -141,16 +143,16 @@ impl Latents {
 }
 
 /// The row of position `at`, on a new page where it is the first of one. A page that others hold too is copied first.
-fn new_row<T: Copy + Default>(pages: &mut Vec<Arc<[T]>>, width: usize, at: usize) -> &mut [T] {
+fn new_row<T: Copy + Default>(pages: &mut Vec<Arc<Aligned<T>>>, width: usize, at: usize) -> &mut [T] {
     let page = at / ATTENTION_BLOCK;
     if page == pages.len() {
-        pages.push(std::iter::repeat_n(T::default(), ATTENTION_BLOCK * width).collect());
+        pages.push(Arc::new(Aligned::zeros(ATTENTION_BLOCK * width)));
     }
     &mut Arc::make_mut(&mut pages[page])[at % ATTENTION_BLOCK * width..][..width]
 }
 
 fn load_pages<T: Copy + Default, const N: usize>(
-    pages: &mut Vec<Arc<[T]>>,
+    pages: &mut Vec<Arc<Aligned<T>>>,
     positions: usize,
     width: usize,
     number: fn([u8; N]) -> T,
@@ -172,6 +174,36 @@ fn load_pages<T: Copy + Default, const N: usize>(
 pub(crate) enum Block<'a> {
     F32(&'a [f32]),
     Bf16(&'a [u16]),
+}
+
+impl<'a> Block<'a> {
+    /// The rows as f32, in `room` where they are stored otherwise.
+    ///
+    /// # Safety
+    /// The processor must run `isa`.
+    pub(crate) unsafe fn as_f32(self, isa: Isa, room: &'a mut Aligned<f32>) -> &'a [f32] {
+        match self {
+            Block::F32(rows) => rows,
+            Block::Bf16(rows) => {
+                if room.len() < rows.len() {
+                    *room = Aligned::zeros(rows.len());
+                }
+                let room = &mut room[..rows.len()];
+                // SAFETY: the caller's promise.
+                unsafe { expand(isa, rows, room) };
+                room
+            }
+        }
+    }
+}
+
+multiversion! {
+    /// Each bf16 number as f32, exactly.
+    unsafe fn expand(from: &[u16], to: &mut [f32]) {
+        for (to, from) in to.iter_mut().zip(from) {
+            *to = bf16_to_f32(*from);
+        }
+    }
 }
 
 #[cfg(test)]

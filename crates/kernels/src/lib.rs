@@ -24,6 +24,7 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
+mod aligned;
 mod backend;
 mod bytes;
 mod cpu;
@@ -31,10 +32,10 @@ mod format;
 mod functions;
 mod isa;
 mod kda;
-mod lanes;
 mod latents;
 mod matmul;
 mod mla;
+mod registers;
 #[cfg(test)]
 mod testing;
 mod vector;

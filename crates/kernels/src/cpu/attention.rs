@@ -1,14 +1,18 @@
 use super::{Cpu, KdaState, Rows, Weights};
+use crate::aligned::Aligned;
 use crate::backend::{MlaShape, Span, WeightFormat};
 use crate::isa::Isa;
 use crate::kda::{self, Step};
 use crate::latents::Latents;
 use crate::matmul::{LANES, Output, Packed, matmul};
 use crate::mla::{self, Softmax};
+use std::cell::Cell;
 use std::ops::Range;
 
-/// Heads of one attention task come in multiples of this.
-const HEAD_GROUP: usize = mla::HEADS;
+thread_local! {
+    /// A thread's room for a block of latents as f32, kept from task to task.
+    static EXPANDED: Cell<Aligned<f32>> = Cell::default();
+}
 
 /// A row's place: which span, and which row of the span.
 fn places(spans: &[Span], rows: usize) -> Vec<(usize, usize)> {
@@ -65,6 +69,14 @@ unsafe fn conv_span(
         // SAFETY: as above.
         unsafe { kept.row_mut(i, channels).copy_from_slice(newest) }
     }
+}
+
+/// How many heads of a row an attention task takes: of all splits into equal tasks the one whose busiest thread has least to
+/// do, and among equals the one with the largest tasks. Heads come in the multiples that the kernel likes.
+fn heads_of_task(rows: usize, heads: usize, threads: usize) -> usize {
+    let all = heads.div_ceil(mla::HEADS);
+    let busiest = |units: &usize| (rows * all.div_ceil(*units)).div_ceil(threads) * units;
+    (1..=all).rev().min_by_key(busiest).unwrap_or(1) * mla::HEADS
 }
 
 impl Cpu {
@@ -134,7 +146,7 @@ impl Cpu {
             })
             .collect();
         self.each(work, |(span, head, matrix)| {
-            let steps: Vec<Step> = (span.first..span.first + span.rows)
+            let mut steps: Vec<Step> = (span.first..span.first + span.rows)
                 .map(|row| {
                     let [query, key, value, alpha] = inputs.map(|x| &x.row(row)[head * dim..][..dim]);
                     Step {
@@ -143,17 +155,13 @@ impl Cpu {
                         alpha,
                         value,
                         beta: beta.row(row)[head],
+                        // SAFETY: this task alone writes this head of this span's rows.
+                        out: unsafe { out.slice(row, head * dim, dim) },
                     }
                 })
                 .collect();
-            let mut o = vec![0.0; span.rows * dim];
-            // SAFETY: `new` checked the form; this task alone writes this head of this span's rows.
-            unsafe {
-                kda::delta(self.isa, matrix, &steps, &mut o);
-                for (row, o) in (span.first..).zip(o.chunks_exact(dim)) {
-                    o.iter().enumerate().for_each(|(j, o)| out.set(row, head * dim + j, *o));
-                }
-            }
+            // SAFETY: `new` checked the form.
+            unsafe { kda::delta(self.isa, matrix, &mut steps) }
         });
     }
 
@@ -186,14 +194,14 @@ impl Cpu {
         let places = places(spans, q.rows);
         let full = shape.latent + shape.shared;
         // A task takes a group of heads of one row through all blocks, so that a block is read once for the group.
-        let groups = (self.threads * 2)
-            .div_ceil(q.rows.max(1))
-            .clamp(1, shape.heads.div_ceil(HEAD_GROUP));
-        let group = shape
-            .heads
-            .div_ceil(groups)
-            .next_multiple_of(HEAD_GROUP)
-            .min(shape.heads);
+        let positions: Vec<usize> = places
+            .iter()
+            .map(|&(s, inside)| caches[s].len() - spans[s].rows + inside + 1)
+            .collect();
+        // Rows with few positions count as parts of a row.
+        let longest = positions.iter().copied().max().unwrap_or(1);
+        let rows = positions.iter().sum::<usize>().div_ceil(longest);
+        let group = heads_of_task(rows, shape.heads, self.threads);
         let work = y
             .data_mut()
             .chunks_exact_mut(shape.heads * shape.latent)
@@ -205,15 +213,18 @@ impl Cpu {
             .collect();
         self.each(work, |(row, first, out)| {
             let heads = out.len() / shape.latent;
-            let (s, inside) = places[row];
-            let positions = caches[s].len() - spans[s].rows + inside + 1;
             let queries = &q.row(row)[first * full..(first + heads) * full];
             let mut softmax = vec![Softmax::new(); heads];
             out.fill(0.0);
-            for block in caches[s].blocks(positions) {
+            let mut room = EXPANDED.take();
+            for block in caches[places[row].0].blocks(positions[row]) {
                 // SAFETY: `new` checked the form.
-                unsafe { mla::attend_block(self.isa, &mut softmax, queries, full, block, scale, out) };
+                unsafe {
+                    let block = block.as_f32(self.isa, &mut room);
+                    mla::attend_block(self.isa, &mut softmax, queries, full, block, scale, out)
+                };
             }
+            EXPANDED.set(room);
             for (softmax, out) in softmax.iter().zip(out.chunks_exact_mut(shape.latent)) {
                 // SAFETY: `new` checked the form.
                 unsafe { mla::finish(self.isa, softmax, out) };
@@ -235,5 +246,25 @@ impl Cpu {
             // SAFETY: `new` checked the form; the outputs of this head belong to this task alone.
             unsafe { matmul(self.isa, &w, 0..shape.value, &packed, out.from(head * shape.value)) }
         });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn heads_are_split_so_that_no_thread_waits_long() {
+        // One row: all threads, as long as there are heads. Many rows: none is split.
+        assert_eq!(
+            [1, 2, 4, 8, 16].map(|threads| heads_of_task(1, 96, threads)),
+            [96, 48, 24, 12, 6]
+        );
+        assert_eq!(heads_of_task(64, 96, 2), 96);
+        // Three rows on two threads: six halves, three each.
+        assert_eq!(heads_of_task(3, 96, 2), 48);
+        // Fewer heads than a tile has, and more threads than heads.
+        assert_eq!(heads_of_task(1, 2, 16), mla::HEADS);
+        assert_eq!(heads_of_task(0, 96, 2), 96);
     }
 }

@@ -5,6 +5,7 @@ mod experts;
 
 pub use experts::ROWS_OF_A_THREAD;
 
+use crate::aligned::Aligned;
 use crate::backend::{Backend, ExpertWork, MlaShape, Routes, SharedBytes, SituCaps, Span, WeightFormat};
 use crate::bytes;
 use crate::format::{BLOCK, Elements, Matrix, ShapeError, bf16_to_f32};
@@ -188,7 +189,7 @@ pub struct Rows {
     width: usize,
     rows: usize,
     capacity: usize,
-    data: Vec<f32>,
+    data: Aligned<f32>,
 }
 
 impl Rows {
@@ -197,7 +198,7 @@ impl Rows {
             width,
             rows: 0,
             capacity,
-            data: vec![0.0; capacity * width],
+            data: Aligned::zeros(capacity * width),
         }
     }
 
@@ -259,7 +260,7 @@ pub struct KdaState {
     dim: usize,
     taps: usize,
     /// `[heads][keys][values]`.
-    matrix: Vec<f32>,
+    matrix: Aligned<f32>,
     /// For each stream the last `taps - 1` inputs, oldest first.
     inputs: [Vec<f32>; 3],
 }
@@ -303,7 +304,7 @@ impl Backend for Cpu {
             heads,
             dim,
             taps,
-            matrix: vec![0.0; heads * dim * dim],
+            matrix: Aligned::zeros(heads * dim * dim),
             inputs,
         }
     }
@@ -317,13 +318,15 @@ impl Backend for Cpu {
     }
 
     fn save_kda(&self, kda: &KdaState, to: &mut dyn Write) -> io::Result<()> {
-        let mut parts = std::iter::once(&kda.matrix).chain(&kda.inputs);
-        parts.try_for_each(|part| bytes::write(part, f32::to_le_bytes, to))
+        bytes::write(&kda.matrix, f32::to_le_bytes, to)?;
+        let mut inputs = kda.inputs.iter();
+        inputs.try_for_each(|part| bytes::write(part, f32::to_le_bytes, to))
     }
 
     fn load_kda(&self, kda: &mut KdaState, from: &mut dyn Read) -> io::Result<()> {
-        let mut parts = std::iter::once(&mut kda.matrix).chain(&mut kda.inputs);
-        parts.try_for_each(|part| bytes::read(part, f32::from_le_bytes, from))
+        bytes::read(&mut kda.matrix, f32::from_le_bytes, from)?;
+        let mut inputs = kda.inputs.iter_mut();
+        inputs.try_for_each(|part| bytes::read(part, f32::from_le_bytes, from))
     }
 
     fn save_latents(&self, latents: &Latents, to: &mut dyn Write) -> io::Result<()> {
