@@ -177,6 +177,16 @@ pub(crate) enum Block<'a> {
 }
 
 impl<'a> Block<'a> {
+    /// The memory of the rows.
+    pub(crate) fn bytes(self) -> &'a [u8] {
+        let (at, len) = match self {
+            Block::F32(rows) => (rows.as_ptr().cast(), size_of_val(rows)),
+            Block::Bf16(rows) => (rows.as_ptr().cast(), size_of_val(rows)),
+        };
+        // SAFETY: plain numbers, all of which are set, borrowed for as long.
+        unsafe { std::slice::from_raw_parts(at, len) }
+    }
+
     /// The rows as f32, in `room` where they are stored otherwise.
     ///
     /// # Safety

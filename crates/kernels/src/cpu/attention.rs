@@ -217,11 +217,13 @@ impl Cpu {
             let mut softmax = vec![Softmax::new(); heads];
             out.fill(0.0);
             let mut room = EXPANDED.take();
-            for block in caches[places[row].0].blocks(positions[row]) {
+            let mut blocks = caches[places[row].0].blocks(positions[row]).peekable();
+            while let Some(block) = blocks.next() {
+                let ahead = blocks.peek().map_or(&[][..], |next| next.bytes());
                 // SAFETY: `new` checked the form.
                 unsafe {
                     let block = block.as_f32(self.isa, &mut room);
-                    mla::attend_block(self.isa, &mut softmax, queries, full, block, scale, out)
+                    mla::attend_block(self.isa, &mut softmax, queries, full, block, ahead, scale, out)
                 };
             }
             EXPANDED.set(room);

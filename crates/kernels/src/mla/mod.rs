@@ -37,42 +37,62 @@ struct Scores([[f32; ATTENTION_BLOCK]; GROUP]);
 
 /// Takes one block of positions into the running softmaxes of some heads of one row.
 ///
-/// `queries` holds a query of the cache's width for each head; `rows` the block, `[positions, width]`; `out` the weighted
+/// `queries` holds a query of the cache's width for each head; `rows` the block, `[positions, width]`; `ahead` what will be
+/// read next, which is asked for into the second-level cache meanwhile; `out` the weighted
 /// sums of the first numbers of each row, not yet divided, head after head. In order, for each head: all scores `<query,
 /// row> * scale`; the maximum with the running one; sum and `out` rescaled by `exp(old - new)`; then positions ascending
 /// `p = exp(score - max)`, `sum += p`, `out += p * row`. Heads are taken together only so that a row is loaded once for several.
 ///
 /// # Safety
 /// The processor must run `isa`.
+#[allow(clippy::too_many_arguments)]
 pub(crate) unsafe fn attend_block(
     isa: Isa,
     softmax: &mut [Softmax],
     queries: &[f32],
     width: usize,
     rows: &[f32],
+    ahead: &[u8],
     scale: f32,
     out: &mut [f32],
 ) {
     #[cfg(target_arch = "x86_64")]
     #[target_feature(enable = "avx2,fma")]
-    fn avx2(softmax: &mut [Softmax], queries: &[f32], width: usize, rows: &[f32], scale: f32, out: &mut [f32]) {
+    #[allow(clippy::too_many_arguments)]
+    fn avx2(
+        softmax: &mut [Softmax],
+        queries: &[f32],
+        width: usize,
+        rows: &[f32],
+        ahead: &[u8],
+        scale: f32,
+        out: &mut [f32],
+    ) {
         // SAFETY: this function has the features of its form.
-        unsafe { groups::<registers::x86::Avx2>(softmax, queries, width, rows, scale, out) }
+        unsafe { groups::<registers::x86::Avx2>(softmax, queries, width, rows, ahead, scale, out) }
     }
     #[cfg(target_arch = "x86_64")]
     #[target_feature(enable = "avx2,fma,avx512f,avx512bw,avx512dq,avx512vl")]
-    fn avx512(softmax: &mut [Softmax], queries: &[f32], width: usize, rows: &[f32], scale: f32, out: &mut [f32]) {
+    fn avx512(
+        softmax: &mut [Softmax],
+        queries: &[f32],
+        width: usize,
+        rows: &[f32],
+        ahead: &[u8],
+        scale: f32,
+        out: &mut [f32],
+    ) {
         // SAFETY: this function has the features of its form.
-        unsafe { groups::<registers::x86::Avx512>(softmax, queries, width, rows, scale, out) }
+        unsafe { groups::<registers::x86::Avx512>(softmax, queries, width, rows, ahead, scale, out) }
     }
     // SAFETY: the caller promises that the processor runs `isa`.
     unsafe {
         match isa {
             #[cfg(target_arch = "x86_64")]
-            Isa::Avx2 => avx2(softmax, queries, width, rows, scale, out),
+            Isa::Avx2 => avx2(softmax, queries, width, rows, ahead, scale, out),
             #[cfg(target_arch = "x86_64")]
-            Isa::Avx512 => avx512(softmax, queries, width, rows, scale, out),
-            _ => groups::<[f32; 4]>(softmax, queries, width, rows, scale, out),
+            Isa::Avx512 => avx512(softmax, queries, width, rows, ahead, scale, out),
+            _ => groups::<[f32; 4]>(softmax, queries, width, rows, ahead, scale, out),
         }
     }
 }
@@ -85,15 +105,18 @@ unsafe fn groups<V: Register>(
     queries: &[f32],
     width: usize,
     rows: &[f32],
+    ahead: &[u8],
     scale: f32,
     out: &mut [f32],
 ) {
     let value = out.len() / softmax.len();
     let mut scores = Scores([[0.0; ATTENTION_BLOCK]; GROUP]);
+    let share = ahead.len().div_ceil(softmax.len().div_ceil(GROUP)).max(1);
+    let mut ahead = ahead.chunks(share);
     let groups = softmax.chunks_mut(GROUP).zip(queries.chunks(GROUP * width));
     for ((softmax, queries), out) in groups.zip(out.chunks_mut(GROUP * value)) {
         // SAFETY: the caller's promise.
-        unsafe { scores::scores::<V>(queries, width, rows, &mut scores) }
+        unsafe { scores::scores::<V>(queries, width, rows, ahead.next().unwrap_or(&[]), &mut scores) }
         let keep = weigh(softmax, scale, rows.len() / width, &mut scores);
         // SAFETY: the caller's promise.
         unsafe { values::values::<V>(&scores, &keep[..softmax.len()], width, rows, out) }

@@ -5,7 +5,7 @@
 
 use super::Scores;
 use crate::matmul::{LANES, Lane};
-use crate::registers::{Register, TREES};
+use crate::registers::{Register, TREES, prefetch};
 
 /// Positions of a register tile.
 const POSITIONS: usize = 4;
@@ -14,17 +14,28 @@ const TILE: usize = 6;
 /// The lanes of a tile's dot products, position by position for each head.
 type Dots = [[Lane; TREES]; TILE * POSITIONS / TREES];
 
-/// Sets the scores of the heads of `queries` for all rows. Each is `vector::dot`, not yet scaled.
+/// Sets the scores of the heads of `queries` for all rows, each `vector::dot`, not yet scaled; asks for `ahead` meanwhile.
 ///
 /// # Safety
 /// The processor runs `V`; so for all functions below.
 #[inline(always)]
-pub(super) unsafe fn scores<V: Register>(queries: &[f32], width: usize, rows: &[f32], scores: &mut Scores) {
+pub(super) unsafe fn scores<V: Register>(
+    queries: &[f32],
+    width: usize,
+    rows: &[f32],
+    ahead: &[u8],
+    scores: &mut Scores,
+) {
     let heads = queries.len() / width;
     let mut dots: Dots = Default::default();
     let mut p = 0;
+    let share = ahead.len().div_ceil(rows.len().div_ceil(POSITIONS * width)).max(1);
+    let mut ahead = ahead.chunks(share);
     // The rows of a tile stay in the first-level cache for all heads.
     for rows in rows.chunks(POSITIONS * width) {
+        for line in ahead.next().unwrap_or(&[]).chunks(size_of::<Lane>()) {
+            prefetch(line.as_ptr().cast());
+        }
         let mut head = 0;
         while head < heads {
             let queries = &queries[head * width..];

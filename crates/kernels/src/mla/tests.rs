@@ -17,7 +17,7 @@ fn attend(isa: Isa, cache: &Latents, positions: usize, query: &[f32], scale: f32
         // SAFETY: the form is available.
         unsafe {
             let rows = block.as_f32(isa, &mut room);
-            attend_block(isa, &mut softmax, &queries, width, rows, scale, &mut out)
+            attend_block(isa, &mut softmax, &queries, width, rows, &[], scale, &mut out)
         };
     }
     for (softmax, out) in softmax.iter().zip(out.chunks_exact_mut(value)) {
@@ -125,7 +125,7 @@ fn heads_together_are_the_definition() {
                 unsafe {
                     let mut room = Aligned::default();
                     let rows = block.as_f32(isa, &mut room);
-                    attend_block(isa, &mut softmax, &queries, width, rows, 0.2, &mut out)
+                    attend_block(isa, &mut softmax, &queries, width, rows, &[0; 1000], 0.2, &mut out)
                 };
             }
             let heads = softmax.iter().zip(queries.chunks_exact(width));
