@@ -6,7 +6,8 @@ use std::time::Instant;
 use checkpoint::chat::{Effort, Message, Role};
 use checkpoint::tokenizer::Tokenizer;
 use engine::{
-    Cancel, Engine, Finish, Generated, PrefixStore, Progress, PromptProgress, Request, Sequence, Transcript, human,
+    Cancel, Engine, Finish, Generated, PrefixStore, Progress, PromptProgress, Request, Sequence, Transcript,
+    TrunkFormat, human,
 };
 use serde::Serialize;
 
@@ -24,6 +25,8 @@ pub struct Answer {
     pub reasoning: String,
     #[serde(serialize_with = "finish_name")]
     pub finish_reason: Finish,
+    #[serde(serialize_with = "trunk_label")]
+    pub trunk: TrunkFormat,
     pub stats: Stats,
 }
 
@@ -58,21 +61,36 @@ fn finish_name<S: serde::Serializer>(finish: &Finish, serializer: S) -> Result<S
     serializer.serialize_str(finish.name())
 }
 
+/// The trunk in the words of every result.
+pub fn trunk_label<S: serde::Serializer>(trunk: &TrunkFormat, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.serialize_str(&trunk.label())
+}
+
 impl Answer {
     /// What there is when loading was interrupted.
-    pub fn none(prompt_ids: Vec<u32>, load_s: f64) -> Self {
+    pub fn none(prompt_ids: Vec<u32>, trunk: TrunkFormat, load_s: f64) -> Self {
         Self {
             prompt_ids,
             ids: vec![],
             text: String::new(),
             reasoning: String::new(),
             finish_reason: Finish::Cancelled,
+            trunk,
             stats: Stats {
                 load_s,
                 peak_memory_bytes: engine::peak_bytes(),
                 ..Stats::default()
             },
         }
+    }
+
+    /// The table of `--stats`.
+    pub fn table(&self) -> String {
+        let trunk = match self.trunk.is_exact() {
+            true => String::new(),
+            false => format!("  {:<12} {}\n", "trunk", self.trunk.label()),
+        };
+        trunk + &self.stats.table()
     }
 
     /// The answer as a message of its conversation.
@@ -242,12 +260,12 @@ fn answer(
         text: transcript.text,
         reasoning: transcript.reasoning,
         finish_reason: made.finish,
+        trunk: engine.trunk(),
     })
 }
 
 impl Stats {
-    /// The table of `--stats`.
-    pub fn table(&self) -> String {
+    fn table(&self) -> String {
         let mut table = String::new();
         let mut row = |name: &str, value: String| table += &format!("  {name:<12} {value}\n");
         let times = |tokens: usize, passed: usize, seconds: f64| {
@@ -302,12 +320,12 @@ mod tests {
 
     #[test]
     fn the_object_has_the_documented_fields() {
-        let mut answer = Answer::none(vec![1, 2], 0.5);
+        let mut answer = Answer::none(vec![1, 2], TrunkFormat::Int8, 0.5);
         answer.stats.peak_memory_bytes = None;
         answer.text = "a\u{1F600}\n".into();
         let json: serde_json::Value = serde_json::from_str(&answer.json().unwrap()).unwrap();
         let expected = serde_json::json!({
-            "prompt_ids": [1, 2], "ids": [], "text": "a\u{1F600}\n", "reasoning": "", "finish_reason": "cancelled",
+            "prompt_ids": [1, 2], "ids": [], "text": "a\u{1F600}\n", "reasoning": "", "finish_reason": "cancelled", "trunk": "int8, not weight-exact",
             "stats": {"prompt_tokens": 0, "session_tokens_restored": 0, "prefix_tokens_restored": 0, "generated_tokens": 0, "load_s": 0.5, "prefill_s": 0.0, "decode_s": 0.0,
                 "passes": 0, "pass_rows": 0,
                 "expert_bytes_needed": 0, "expert_bytes_cached": 0, "expert_bytes_read": 0, "device_bytes": 0,

@@ -6,10 +6,16 @@ use std::path::PathBuf;
 use std::sync::LazyLock;
 
 use clap::{Parser, Subcommand, ValueEnum};
-use engine::{Isa, KvFormat, Reader};
+use engine::{Isa, KvFormat, Reader, TrunkFormat};
 
 use crate::ids::{self, Ids};
 use crate::sizes;
+
+mod notes;
+mod values;
+
+use notes::{JOBS_NOTES, ROUTING_NOTES, RUN_NOTES, SIZE_NOTES};
+use values::{epsilon, isa, kv, min_p, positive, reader, stop_text, temperature, top_p, trunk};
 
 /// New tokens when `--max-tokens` does not say.
 pub const DEFAULT_MAX_TOKENS: usize = 512;
@@ -17,91 +23,6 @@ pub const DEFAULT_MAX_TOKENS: usize = 512;
 pub const DEFAULT_CHAT_CONTEXT: usize = 8192;
 /// Compute threads that may be asked for.
 const THREADS: RangeInclusive<u64> = 1..=1024;
-
-const RUN_NOTES: &str = "\
-Byte counts (--stats, --json):
-  needed  expert_bytes_needed: the sum over all passes of the union of the
-          routes (every expert that any row of the pass is routed to, counted
-          once a layer) times the bytes of an expert
-  cached  expert_bytes_cached: of these, bytes that had stayed in memory since
-          an earlier use
-  read    expert_bytes_read: expert bytes asked for
-  device  device_bytes: read, widened to whole pages
-
-Reads (--stats; --json: stats.reads, times in seconds, bytes of whole pages):
-  account   device = needed + wasted + reread + pending: of experts that were
-            used; of guesses and broken-off passes; read again from another
-            drive because they were late; not decided yet. cached: of experts
-            that were used and not read, since they had stayed in memory
-  barriers  a barrier is what one layer of one pass waits for: count, time_s
-            from the demands to the last landings, and bound_s, the shortest
-            time in which the drives could deliver, at their rates at that time
-  drives    name, device_bytes, share, reads, failed_reads, busy_s (with a read
-            in flight), idle_s (without one while something waited that the
-            drive holds), depth (most reads in flight); since the start: rate
-            (bytes a second, by the last reads), and p50_s, p90_s, p99_s and
-            longest_s from issue to landing
-
-Events (--events): one JSON object a line for each read that has ended:
-  drive, layer, expert, extent, start, bytes   what was read, from where
-  device_bytes                                 whole pages
-  class, barrier                               demand or hint, and of which
-  asked_ns, issued_ns, landed_ns               on one clock
-  ok                                           whether all bytes arrived
-
-Exit status: 0 done, 1 error, 2 wrong usage, 130 interrupted by Ctrl-C (what
-was generated until then is shown). A closed standard output ends quietly with 0.";
-
-const JOBS_NOTES: &str = "\
-A line of IN:
-  {\"custom_id\": \"a\", \"method\": \"POST\", \"url\": \"/v1/chat/completions\", \"body\":
-   {\"messages\": [{\"role\": \"user\", \"content\": \"Hello\"}], \"max_tokens\": 100}}
-Fields of body:
-  messages            role, content (a text, or parts of type text), name;
-                      reasoning_content of an assistant. /v1/completions has
-                      prompt instead: a text, or a list of token ids
-  max_tokens          or max_completion_tokens
-  temperature, top_p, top_k, min_p   as for run; greedy without a temperature
-  seed                without it, one that follows from custom_id
-  stop                a text or a list of texts
-  reasoning_effort    off (or none), low, high, max
-  model               any name: the one model that is loaded answers, and the
-                      result names it
-  user, metadata      change nothing
-  n, stream, logprobs, echo, best_of, tools, response_format, logit_bias,
-  presence_penalty, frequency_penalty   only with the value that changes nothing
-Any other field is an error of its line.
-
-A line of OUT has id, custom_id, and response or error, the other null. error
-has code, message and the line's number. ids follow from the line, the model and
-the settings, and created is 0, so that OUT has the same lines however often the
-run was stopped. To have a line with an error tried again, delete it from OUT.
-
-Summary (--json): time in seconds, bytes of experts. tokens_per_s and
-bytes_per_token count generated tokens; rows are tokens that went through the
-model, of prompts and answers.
-
-Exit status: 0 every line is answered, 1 error, 2 wrong usage, 3 done but some
-lines have an error, 130 interrupted by Ctrl-C. After 1 and 130 the same command
-goes on.";
-
-const ROUTING_NOTES: &str = "\
-Columns (--json fields):
-  top tenth   top_tenth: share of the layer's reads that falls on the tenth of
-              its experts that is read most
-  repeat      share of a token's experts that the token before it, in the same
-              text, used in this layer
-  recall      share of a token's experts that are among as many (or twice as
-              many) guessed from the layer before: its residual through this
-              layer's router, without this layer's attention
-  Layers are numbered from 0, as in the names of tensors.
-
-N-gram drafts: the last 2 tokens are looked up in the text so far, newest
-first, and up to 6 tokens that followed are the draft of a step, which adds one
-token of its own. With --max-tokens the steps are those of what the model
-added, otherwise those of the whole text.";
-
-const SIZE_NOTES: &str = "Sizes: GB = 10^9 bytes; GiB and G = 2^30 bytes; likewise K, M, T; a plain number is bytes.";
 
 static VERSION: LazyLock<String> =
     LazyLock::new(|| format!("{} (numerics {})", env!("CARGO_PKG_VERSION"), engine::NUMERICS_VERSION));
@@ -181,7 +102,7 @@ pub struct RunArgs {
 
     /// One JSON object on standard output, at the end, instead of text
     ///
-    /// Its fields are prompt_ids, ids, text, reasoning, finish_reason (stop, length, cancelled) and stats.
+    /// Its fields are prompt_ids, ids, text, reasoning, finish_reason (stop, length, cancelled), trunk and stats.
     #[arg(long)]
     pub json: bool,
 
@@ -355,6 +276,16 @@ pub struct MachineArgs {
     #[arg(long, value_name = "FORMAT", default_value_t = KvFormat::F32, value_parser = kv)]
     pub kv: KvFormat,
 
+    /// The resident matrices: bf16 as published, or int8, half the memory, converted once and not weight-exact
+    ///
+    /// int8 keeps a file of about half the trunk's bytes (56 GB for Kimi K3). docs/trunk.md says what it changes.
+    #[arg(long, value_name = "FORMAT", default_value_t = TrunkFormat::Bf16, value_parser = trunk)]
+    pub trunk: TrunkFormat,
+
+    /// Folder in which converted trunks are kept [default: in the user's folder for cached files]
+    #[arg(long, value_name = "DIR")]
+    pub trunk_folder: Option<PathBuf>,
+
     /// Epsilon of the two norms inside MLA, which the release leaves to the code
     #[arg(long, value_name = "F", default_value_t = engine::DEFAULT_MLA_EPS, value_parser = epsilon,
           allow_negative_numbers = true, hide_short_help = true)]
@@ -381,6 +312,10 @@ pub struct InspectArgs {
     /// Count the context's latents in this format: f32 or bf16
     #[arg(long, value_name = "FORMAT", default_value_t = KvFormat::F32, value_parser = kv)]
     pub kv: KvFormat,
+
+    /// Count the resident matrices in this format: bf16 or int8
+    #[arg(long, value_name = "FORMAT", default_value_t = TrunkFormat::Bf16, value_parser = trunk)]
+    pub trunk: TrunkFormat,
 }
 
 /// Write the logits after a prompt to a .npy file.
@@ -555,63 +490,6 @@ pub enum EffortName {
     Low,
     High,
     Max,
-}
-
-fn number(text: &str, expected: &str, fits: impl Fn(f32) -> bool) -> Result<f32, String> {
-    match text.parse() {
-        Ok(value) if fits(value) => Ok(value),
-        _ => Err(format!("found {text}, expected {expected}")),
-    }
-}
-
-fn temperature(text: &str) -> Result<f32, String> {
-    number(text, "a number from 0 up", |f| f >= 0.0 && f.is_finite())
-}
-
-fn top_p(text: &str) -> Result<f32, String> {
-    number(text, "a number above 0 and up to 1", |f| f > 0.0 && f <= 1.0)
-}
-
-fn min_p(text: &str) -> Result<f32, String> {
-    number(text, "a number from 0 to 1", |f| (0.0..=1.0).contains(&f))
-}
-
-fn epsilon(text: &str) -> Result<f32, String> {
-    number(text, "a number above 0", |f| f > 0.0 && f.is_finite())
-}
-
-fn positive(text: &str) -> Result<usize, String> {
-    let number = text.parse().ok().filter(|&n| n > 0);
-    number.ok_or_else(|| format!("found {text}, expected a whole number from 1 up"))
-}
-
-fn stop_text(text: &str) -> Result<String, String> {
-    match text {
-        "" => Err("found no text, expected at least one character".to_owned()),
-        _ => Ok(text.to_owned()),
-    }
-}
-
-fn kv(text: &str) -> Result<KvFormat, String> {
-    let found = KvFormat::ALL.into_iter().find(|format| format.name() == text);
-    found.ok_or_else(|| format!("found {text}, expected f32 or bf16"))
-}
-
-fn reader(text: &str) -> Result<Reader, String> {
-    let found = Reader::ALL.into_iter().find(|reader| reader.name() == text);
-    found.ok_or_else(|| format!("found {text}, expected best or threads"))
-}
-
-fn isa(text: &str) -> Result<Isa, String> {
-    let available = Isa::available();
-    let found = available.iter().find(|isa| isa.to_string() == text);
-    found.copied().ok_or_else(|| {
-        let names: Vec<String> = available.iter().map(Isa::to_string).collect();
-        format!(
-            "found {text}, expected one that this processor runs: {}",
-            names.join(", ")
-        )
-    })
 }
 
 #[cfg(test)]

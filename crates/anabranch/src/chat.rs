@@ -87,7 +87,7 @@ impl Chat<'_> {
         let made = self.answer(&prompt, screen, interrupt)?;
         model::pass_notices_on(self.answerer.engine);
         if self.stats {
-            screen.aside(&made.stats.table());
+            screen.aside(&made.table());
         }
         if made.finish_reason == Finish::Cancelled {
             screen.aside("(stopped)\n");
@@ -159,7 +159,7 @@ mod tests {
             ..Options::default()
         };
         let checkpoint = Checkpoint::open(&golden()).unwrap();
-        let engine = Engine::open(checkpoint, &options, &mut |_, _| ()).unwrap();
+        let engine = Engine::open(checkpoint, &options, &mut |_| ()).unwrap();
         (engine, Tokenizer::load(&golden()).unwrap())
     }
 

@@ -8,7 +8,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use drives::EventFeed;
-use engine::Engine;
+use engine::{Engine, TrunkFormat};
 use instruments::ReadRecord;
 
 use crate::error::Error;
@@ -45,13 +45,14 @@ impl EventLog {
             .iter()
             .map(drives::Drive::name)
             .collect();
-        let feed = engine.streamer().event_feed();
+        let (feed, trunk) = (engine.streamer().event_feed(), engine.trunk());
         let (stop, stopped) = mpsc::channel();
         let write = move || {
             let mut log = Log {
                 out: BufWriter::new(file),
                 feed,
                 names,
+                trunk,
                 next: 0,
                 written: Written::default(),
             };
@@ -98,6 +99,7 @@ struct Log {
     out: BufWriter<File>,
     feed: EventFeed,
     names: Vec<String>,
+    trunk: TrunkFormat,
     /// Number of the next event.
     next: u64,
     written: Written,
@@ -108,7 +110,7 @@ impl Log {
         let batch = self.feed.since(self.next);
         self.written.lost += batch.first - self.next;
         for event in &batch.events {
-            let record = ReadRecord::new(event, &self.names[event.drive.index()]);
+            let record = ReadRecord::new(event, &self.names[event.drive.index()], self.trunk);
             serde_json::to_writer(&mut self.out, &record)?;
             self.out.write_all(b"\n")?;
         }

@@ -3,7 +3,7 @@
 use std::fmt::Write;
 
 use checkpoint::{Class, K3Config, Schema, Sizes, Survey, survey};
-use engine::{KvFormat, MemoryPlan, Wishes, human};
+use engine::{KvFormat, MemoryPlan, TrunkFormat, Wishes, human};
 use serde_json::{Value, json};
 
 use crate::error::Error;
@@ -33,7 +33,7 @@ pub fn inspect(settings: &Inspect, interrupt: &Interrupt) -> Result<(), Error> {
         } else {
             6
         };
-        Needs::new(config, sizes, extents, memory, settings.kv)
+        Needs::new(config, sizes, extents, memory, settings.kv, settings.trunk)
     });
     let text = match settings.json {
         true => format!("{:#}\n", as_json(&survey, needs.as_ref())),
@@ -70,7 +70,7 @@ struct Needs<'a> {
 }
 
 impl<'a> Needs<'a> {
-    fn new(config: &'a K3Config, sizes: Sizes, extents: u64, memory: u64, kv: KvFormat) -> Self {
+    fn new(config: &'a K3Config, sizes: Sizes, extents: u64, memory: u64, kv: KvFormat, trunk: TrunkFormat) -> Self {
         let schema = Schema::new(config);
         let slot_bytes = engine::most_slot_bytes(sizes.one_expert, extents);
         let wishes = |budget| Wishes {
@@ -82,6 +82,7 @@ impl<'a> Needs<'a> {
             slots: None,
             threads: std::thread::available_parallelism().map_or(1, usize::from),
             kv,
+            trunk,
             cache: None,
         };
         let divide = |budget| MemoryPlan::new(config, &schema, slot_bytes, &wishes(budget));
@@ -215,9 +216,13 @@ fn memory(text: &mut String, needs: &Needs<'_>) -> std::fmt::Result {
         Some(gib) => format!("a machine with {gib} GiB"),
         None => "no machine with 1 TiB or less".to_owned(),
     };
+    let stored = match needs.least.trunk_format {
+        TrunkFormat::Bf16 => String::new(),
+        other => format!("; in memory {} as {}", decimal(needs.least.trunk), other.label()),
+    };
     writeln!(
         text,
-        "  the trunk is {} in bf16, of which the embedding stays on disk: {machine} could run it ({} available)",
+        "  the trunk is {} in bf16, of which the embedding stays on disk{stored}: {machine} could run it ({} available)",
         decimal(needs.sizes.trunk()),
         human(needs.available()),
     )?;
@@ -318,6 +323,7 @@ fn memory_json(needs: &Needs<'_>) -> Value {
     json!({
         "positions": needs.least.positions,
         "kv": needs.least.kv.name(),
+        "trunk": needs.least.trunk_format.label(),
         "least": plan(&needs.least),
         "comfortable": plan(&needs.comfortable),
         "given_bytes": needs.memory,

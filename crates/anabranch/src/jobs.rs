@@ -81,6 +81,7 @@ pub fn jobs(settings: &Jobs, interrupt: &Interrupt) -> Result<(), Error> {
         reader,
         summary: Summary {
             lines,
+            trunk: settings.machine.trunk.format(),
             done_before: results.counts().0,
             ..Summary::default()
         },
@@ -239,6 +240,7 @@ impl Work<'_> {
             positions: needs.positions,
             sequences: 1,
             kv: machine.kv,
+            trunk: machine.trunk.format(),
             cache: Some(0),
             pass_rows: 1,
             all_logits: false,
@@ -317,6 +319,7 @@ impl Work<'_> {
             kind: asked.kind,
             model: &self.model,
             fingerprint: self.identity,
+            trunk: self.settings.machine.trunk.format(),
             text: &asked.transcript.text,
             reasoning: &asked.transcript.reasoning,
             finish_reason: made.finish.name(),

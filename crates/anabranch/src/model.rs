@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::time::Instant;
 
 use checkpoint::Checkpoint;
-use engine::{Engine, Measure, Options, Placement, human};
+use engine::{Engine, LoadPhase, LoadProgress, Measure, Options, Placement, TrunkFormat, human};
 
 use crate::demo;
 use crate::error::Error;
@@ -62,6 +62,7 @@ pub fn load(
         reader: machine.reader,
         mla_eps: machine.mla_eps,
         kv: machine.kv,
+        trunk: machine.trunk.clone(),
         positions: needs.positions,
         pass_rows: needs.pass_rows,
         sequences: needs.sequences,
@@ -71,17 +72,63 @@ pub fn load(
         cancel: interrupt.cancel().clone(),
         ..usual
     };
-    let start = Instant::now();
-    let mut meter = Meter::new();
-    let engine = Engine::open(checkpoint, &options, &mut |done, of| {
-        meter.show(|| {
-            let left = output::time_left(start, done, of);
-            format!("loading {} of {}{left}", human(done), human(of))
-        });
-    })?;
-    meter.clear();
+    let mut meter = LoadMeter::new();
+    let engine = Engine::open(checkpoint, &options, &mut |at| meter.show(at))?;
+    drop(meter);
     pass_notices_on(&engine);
+    note_inexact(engine.trunk());
     Ok(engine)
+}
+
+/// Says what results are not.
+fn note_inexact(trunk: TrunkFormat) {
+    if !trunk.is_exact() {
+        output::note(format_args!(
+            "trunk {}: results are not those of the published weights",
+            trunk.label()
+        ));
+    }
+}
+
+/// How far loading is, on the terminal; the phases that happen once are told where there is none, too.
+struct LoadMeter {
+    meter: Meter,
+    phase: Option<LoadPhase>,
+    start: Instant,
+}
+
+impl LoadMeter {
+    fn new() -> Self {
+        Self {
+            meter: Meter::new(),
+            phase: None,
+            start: Instant::now(),
+        }
+    }
+
+    fn show(&mut self, LoadProgress { phase, done, of }: LoadProgress) {
+        if self.phase != Some(phase) {
+            self.meter.clear();
+            (self.phase, self.start) = (Some(phase), Instant::now());
+            match phase {
+                LoadPhase::Wait => output::note("another process converts the trunk to int8; this one waits for it"),
+                LoadPhase::Convert => output::note(format_args!(
+                    "the trunk is converted to int8, once for this model: {} to read",
+                    human(of)
+                )),
+                LoadPhase::Load => {}
+            }
+        }
+        let start = self.start;
+        self.meter.show(|| {
+            let left = output::time_left(start, done, of);
+            match phase {
+                LoadPhase::Wait => "waiting".to_owned(),
+                LoadPhase::Convert => format!("converting {} of {}{left}", human(done), human(of)),
+                LoadPhase::Load => format!("loading {} of {}{left}", human(done), human(of)),
+            }
+        });
+    }
 }
 
 /// Shows the engine's notices.

@@ -100,7 +100,9 @@ fn once(
     let stop_ids = checkpoint.stop_ids().to_vec();
     let mut engine = match model::load(checkpoint, &settings.experts, &settings.machine, &needs, interrupt) {
         Err(error) if error.is_interrupt() => {
-            return finish(&Answer::none(prompt, start.elapsed().as_secs_f64()), &settings.display);
+            let trunk = settings.machine.trunk.format();
+            let answer = Answer::none(prompt, trunk, start.elapsed().as_secs_f64());
+            return finish(&answer, &settings.display);
         }
         loaded => loaded?,
     };
@@ -153,7 +155,7 @@ fn once(
 /// Shows what is shown at the end.
 fn finish(answer: &Answer, display: &Display) -> Result<(), Error> {
     if display.stats {
-        output::say(answer.stats.table().trim_end());
+        output::say(answer.table().trim_end());
     }
     if display.json {
         output::print(&answer.json()?)?;

@@ -4,7 +4,7 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 
 use checkpoint::chat::Effort;
-use engine::{Isa, KvFormat, PrefixLimits, Reader, Sampling};
+use engine::{Isa, KvFormat, PrefixLimits, Reader, Sampling, Trunk, TrunkFormat};
 
 use crate::args::{self, EffortName};
 use crate::error::Error;
@@ -53,6 +53,8 @@ pub struct Machine {
     pub mla_eps: f32,
     /// How latents are kept.
     pub kv: KvFormat,
+    /// Which resident weights are loaded.
+    pub trunk: Trunk,
     /// Folder in which it is remembered how fast drives are.
     pub profiles: Option<PathBuf>,
 }
@@ -150,6 +152,8 @@ pub struct Inspect {
     pub memory: Option<u64>,
     /// How latents are kept.
     pub kv: KvFormat,
+    /// How the resident matrices are stored.
+    pub trunk: TrunkFormat,
 }
 
 pub struct Logits {
@@ -254,6 +258,7 @@ impl Settings {
                 json: args.json,
                 memory: args.memory,
                 kv: args.kv,
+                trunk: args.trunk,
             }),
             args::Command::Logits(args) => Settings::Logits(Logits {
                 model: model(args.model, around),
@@ -419,6 +424,7 @@ fn experts(args: args::ExpertsArgs) -> Experts {
 }
 
 fn machine(args: args::MachineArgs, around: &Surroundings) -> Machine {
+    let own = || Some(around.cache.as_ref()?.join("anabranch/trunks"));
     Machine {
         memory: args.memory,
         cache: args.cache,
@@ -428,6 +434,12 @@ fn machine(args: args::MachineArgs, around: &Surroundings) -> Machine {
         reader: args.reader,
         mla_eps: args.mla_eps,
         kv: args.kv,
+        trunk: match args.trunk {
+            TrunkFormat::Bf16 => Trunk::Published,
+            TrunkFormat::Int8 => Trunk::Int8 {
+                folder: args.trunk_folder.or_else(own),
+            },
+        },
         profiles: around.cache.as_ref().map(|cache| cache.join("anabranch")),
     }
 }

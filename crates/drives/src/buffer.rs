@@ -91,6 +91,21 @@ impl AlignedBuf {
         })
     }
 
+    /// `len` zeros, which begin on a page border: what is to be written by pages.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Map`] when there is no memory.
+    pub fn zeroed(len: usize) -> Result<AlignedBuf> {
+        let memory = AlignedMap::new(len.max(PAGE_BYTES))?;
+        Ok(Self { memory, skip: 0, len })
+    }
+
+    /// The same bytes as [`bytes`](Self::bytes), to be changed.
+    pub fn bytes_mut(&mut self) -> &mut [u8] {
+        &mut self.memory.map[self.memory.start + self.skip..][..self.len]
+    }
+
     /// Exactly the bytes of the range.
     pub fn bytes(&self) -> &[u8] {
         &self.memory.map[self.memory.start + self.skip..][..self.len]

@@ -119,7 +119,7 @@ pub use open::{Reader, open_best};
 pub use pack::{
     BadChunk, CHECKSUM_CHUNK_BYTES, FileIdentity, MAX_CHECKSUM_CHUNK_BYTES, MAX_INDEX_BYTES, MAX_NAME_BYTES,
     PACK_SUFFIX, PARTIAL_SUFFIX, PackContents, PackError, PackIndex, PackPhase, PackProgress, PackRange, PackReport,
-    PackShard, SAMPLES, free_bytes, sweep_partials, verify_pack, write_pack,
+    PackShard, PartialFile, SAMPLES, free_bytes, sweep_partials, verify_pack, write_pack,
 };
 pub use page::PAGE_BYTES;
 pub use profile::{

@@ -64,6 +64,13 @@ pub enum Notice {
         /// The operating system's reason.
         reason: String,
     },
+    /// A file that is kept so that work is done once was made, mended or dropped.
+    KeptFile {
+        /// The file.
+        path: PathBuf,
+        /// What happened to it.
+        what: String,
+    },
 }
 
 impl fmt::Display for Notice {
@@ -122,6 +129,7 @@ impl fmt::Display for Notice {
                  name a file in a folder that you may write to",
                 path.display()
             ),
+            Self::KeptFile { path, what } => write!(f, "{}: {what}", path.display()),
         }
     }
 }

@@ -20,7 +20,7 @@ pub use format::{
     CHECKSUM_CHUNK_BYTES, MAX_CHECKSUM_CHUNK_BYTES, MAX_INDEX_BYTES, MAX_NAME_BYTES, PACK_SUFFIX, PARTIAL_SUFFIX,
 };
 pub use identity::{FileIdentity, SAMPLES};
-pub use partial::{free_bytes, sweep_partials};
+pub use partial::{PartialFile, free_bytes, sweep_partials};
 pub use verify::{BadChunk, PackReport, verify_pack};
 pub use write::{PackPhase, PackProgress, write_pack};
 

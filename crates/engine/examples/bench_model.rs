@@ -66,7 +66,7 @@ fn main() -> Result<()> {
         threads: args.next().map_or(Ok(usual.threads), |text| text.parse())?,
         ..usual
     };
-    let mut engine = Engine::open(checkpoint, &options, &mut |_, _| ())?;
+    let mut engine = Engine::open(checkpoint, &options, &mut |_| ())?;
     let c = engine.config().clone();
     let (experts, found) = (c.moe_layers() * c.num_experts, engine.plan().cache_slots);
     if found < experts {

@@ -154,7 +154,7 @@ fn main() {
         kv,
         ..Options::default()
     };
-    let mut engine = Engine::open(checkpoint, &options, &mut |_, _| ()).expect("an engine");
+    let mut engine = Engine::open(checkpoint, &options, &mut |_| ()).expect("an engine");
     let c = engine.config().clone();
     let layers = (0..c.num_hidden_layers).filter(|&layer| c.is_mla(layer)).count();
     // The short one first: what both share is then there.

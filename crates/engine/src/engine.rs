@@ -11,6 +11,7 @@ use crate::probe::{LayerProbe, Probe, Watcher};
 use crate::resident::{Embedding, Resident};
 use crate::sequence::Sequence;
 use crate::session::Identity;
+use crate::trunk::{LoadPhase, LoadProgress, Making, Trunk, TrunkFormat};
 use checkpoint::{Checkpoint, Class, K3Config};
 use drives::{Arena, MonotonicClock, Notice, Notices, Profile, Reader, StreamOptions, Streamer};
 use kernels::{Cpu, Isa, KvFormat, Rows};
@@ -52,6 +53,8 @@ pub struct Options {
     pub mla_eps: f32,
     /// How latents are stored. bf16 halves what a token of context costs and gives other bits.
     pub kv: KvFormat,
+    /// Which resident weights are loaded.
+    pub trunk: Trunk,
     /// Ends the loading early, with [`Error::Cancelled`].
     pub cancel: Cancel,
 }
@@ -74,6 +77,7 @@ impl Default for Options {
             check: true,
             mla_eps: DEFAULT_MLA_EPS,
             kv: KvFormat::F32,
+            trunk: Trunk::Published,
             cancel: Cancel::default(),
         }
     }
@@ -129,8 +133,12 @@ pub struct Engine {
 }
 
 impl Engine {
-    /// Divides the memory and loads what stays resident. `progress` is told resident bytes read and in all.
-    pub fn open(checkpoint: Checkpoint, options: &Options, progress: &mut dyn FnMut(u64, u64)) -> Result<Self, Error> {
+    /// Divides the memory, converts the trunk where that is asked for and was not done before, and loads what stays resident.
+    pub fn open(
+        checkpoint: Checkpoint,
+        options: &Options,
+        progress: &mut dyn FnMut(LoadProgress),
+    ) -> Result<Self, Error> {
         let start = Instant::now();
         let config = checkpoint.config();
         if options.positions > config.max_position_embeddings {
@@ -156,14 +164,34 @@ impl Engine {
             slots: options.slots,
             threads: options.threads,
             kv: options.kv,
+            trunk: options.trunk.format(),
             cache: options.cache,
         };
         let plan = MemoryPlan::new(config, checkpoint.schema(), layout.slot_bytes() as u64, &wishes)?;
         let cpu = Cpu::new(options.isa, options.threads)?;
         let sizes = checkpoint.sizes();
-        let total = sizes.trunk() - sizes.of(Class::Embedding);
-        let mut report = |done| progress(done, total);
-        let mut resident = Resident::new(&checkpoint, &notices, options, &mut report);
+        let making = || Making {
+            checkpoint: &checkpoint,
+            threads: cpu.threads(),
+            notices: &notices,
+            cancel: &options.cancel,
+        };
+        let converted = match &options.trunk {
+            Trunk::Published => None,
+            Trunk::Int8 { folder } => Some(making().find_or_make(folder.as_deref(), progress)?),
+        };
+        let converted = converted.as_ref();
+        let published = sizes.trunk() - sizes.of(Class::Embedding);
+        let of = converted.map_or(published, |file| published - file.published_bytes() + file.bytes());
+        let mut report = |done| {
+            progress(LoadProgress {
+                phase: LoadPhase::Load,
+                done,
+                of,
+            });
+        };
+        let converted = converted.map(|file| (file, making()));
+        let mut resident = Resident::new(&checkpoint, &notices, &options.cancel, converted, &mut report);
         let model = KimiK3::load(&cpu, config, options.mla_eps, &mut resident)?;
         let workspace = Workspace::new(&cpu, config, plan.pass_rows);
         let clock = Arc::new(MonotonicClock::new());
@@ -207,6 +235,11 @@ impl Engine {
     /// The model's dimensions.
     pub fn config(&self) -> &K3Config {
         self.model.config()
+    }
+
+    /// How the resident matrices are stored.
+    pub fn trunk(&self) -> TrunkFormat {
+        self.plan.trunk_format
     }
 
     /// How the memory was divided.

@@ -17,6 +17,9 @@ pub enum Error {
     /// A session file cannot be used.
     #[error(transparent)]
     Session(#[from] crate::SessionError),
+    /// The converted trunk cannot be had.
+    #[error(transparent)]
+    Trunk(#[from] crate::TrunkError),
     /// The compute threads cannot be started.
     #[error(transparent)]
     Threads(#[from] kernels::ThreadsError),

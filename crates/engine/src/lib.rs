@@ -19,7 +19,7 @@
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! let checkpoint = checkpoint::Checkpoint::open(std::path::Path::new("kimi-k3"))?;
 //! let stop_ids = checkpoint.stop_ids().to_vec();
-//! let mut engine = Engine::open(checkpoint, &Options::default(), &mut |_, _| ())?;
+//! let mut engine = Engine::open(checkpoint, &Options::default(), &mut |_| ())?;
 //! let request = Request { prompt: vec![1008, 10484, 318], max_tokens: 16, stop_ids, sampling: Sampling::default() };
 //! let mut sequence = engine.new_sequence();
 //! let made = engine.generate(&mut sequence, &request, &Cancel::default(), &mut |_| ControlFlow::Continue(()))?;
@@ -42,6 +42,7 @@ mod sample;
 mod sequence;
 mod session;
 mod transcript;
+mod trunk;
 
 pub use batch::{Batch, Ended, Fairness, expected_experts};
 pub use drives::Reader;
@@ -67,3 +68,4 @@ pub use session::{
     Session, SessionError,
 };
 pub use transcript::{Piece, Transcript};
+pub use trunk::{LoadPhase, LoadProgress, NOT_WEIGHT_EXACT, TRUNK_SUFFIX, Trunk, TrunkError, TrunkFormat};

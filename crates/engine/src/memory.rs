@@ -1,6 +1,7 @@
 //! Budgets first: what the memory is divided among, decided before anything large is taken.
 
 use crate::error::Error;
+use crate::trunk::{TrunkFormat, is_converted};
 use checkpoint::{Class, K3Config, Schema};
 use drives::PAGE_BYTES;
 use kernels::KvFormat;
@@ -45,6 +46,8 @@ pub struct Wishes {
     pub threads: usize,
     /// How latents are stored.
     pub kv: KvFormat,
+    /// How the resident matrices are stored.
+    pub trunk: TrunkFormat,
     /// Most bytes in which experts stay; by default what is left of the budget.
     pub cache: Option<u64>,
 }
@@ -70,6 +73,8 @@ pub struct MemoryPlan {
     pub positions: usize,
     /// How latents are stored.
     pub kv: KvFormat,
+    /// How the resident matrices are stored.
+    pub trunk_format: TrunkFormat,
     /// Bytes that a token of context takes.
     pub token: u64,
     /// Sequences that the state has room for.
@@ -142,7 +147,7 @@ impl MemoryPlan {
         Self {
             budget: wishes.budget,
             program: PROGRAM_BYTES + tables,
-            trunk: trunk_bytes(schema),
+            trunk: trunk_bytes(schema, wishes.trunk),
             state: state_bytes(c, wishes.positions, wishes.kv),
             sequences: 1,
             pass: pass_bytes(c, 1, 1, wishes),
@@ -151,6 +156,7 @@ impl MemoryPlan {
             cache_slots: 0,
             positions: wishes.positions,
             kv: wishes.kv,
+            trunk_format: wishes.trunk,
             token: token_bytes(c, wishes.kv),
             pass_rows: 1,
             slot_count: slots,
@@ -191,7 +197,7 @@ impl fmt::Display for MemoryPlan {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let note = |name| match name {
             "program" => "code and tables".to_owned(),
-            "trunk" => "resident weights".to_owned(),
+            "trunk" => format!("resident weights ({})", self.trunk_format.label()),
             "state" => format!(
                 "{} sequence(s) of up to {} tokens, {} bytes a token (latents in {})",
                 self.sequences, self.positions, self.token, self.kv
@@ -238,15 +244,22 @@ fn largest(low: usize, high: usize, fits: impl Fn(usize) -> bool) -> usize {
     low
 }
 
-/// Bytes of the resident weights: matrices as stored, in whole pages; vectors as f32.
-pub fn trunk_bytes(schema: &Schema) -> u64 {
+/// Bytes of the resident weights in memory: matrices as stored, in whole pages; vectors as f32.
+pub fn trunk_bytes(schema: &Schema, format: TrunkFormat) -> u64 {
     let resident = schema.trunk().iter().filter(|spec| spec.class != Class::Embedding);
     resident
         .map(|spec| match is_matrix(spec.shape.dims()) {
+            true if format == TrunkFormat::Int8 && is_converted(spec) => int8_bytes(spec.shape.dims()),
             true => spec.bytes().next_multiple_of(PAGE_BYTES as u64) + PAGE_BYTES as u64,
             false => 4 * spec.shape.dims().iter().product::<u64>(),
         })
         .sum()
+}
+
+/// Integers and the rows' scales.
+fn int8_bytes(dims: &[u64]) -> u64 {
+    let (rows, cols) = (dims[0], dims[1]);
+    (rows * (cols + 4)).next_multiple_of(PAGE_BYTES as u64)
 }
 
 /// Whether a tensor stays as stored (a matrix) or is expanded to f32 (norms, biases, taps, pseudo-queries).

@@ -1,8 +1,8 @@
 //! Resident tensors and embedding rows, read from the checkpoint's own files.
 
-use crate::engine::Options;
 use crate::error::Error;
 use crate::generate::Cancel;
+use crate::trunk::{Kept, Making, TrunkFile};
 use checkpoint::{Checkpoint, Dtype, TensorInfo};
 use drives::{AlignedBuf, DirectFile, Notices};
 use kernels::WeightFormat;
@@ -18,6 +18,8 @@ pub(crate) struct Resident<'a> {
     notices: &'a Notices,
     readers: usize,
     cancel: &'a Cancel,
+    /// Where some tensors are int8, and what is needed to mend them.
+    converted: Option<(&'a TrunkFile, Making<'a>)>,
     open: Option<(usize, DirectFile)>,
     progress: &'a mut dyn FnMut(u64),
     bytes: u64,
@@ -28,18 +30,25 @@ impl<'a> Resident<'a> {
     pub(crate) fn new(
         checkpoint: &'a Checkpoint,
         notices: &'a Notices,
-        options: &'a Options,
+        cancel: &'a Cancel,
+        converted: Option<(&'a TrunkFile, Making<'a>)>,
         progress: &'a mut dyn FnMut(u64),
     ) -> Self {
         Self {
             checkpoint,
             notices,
             readers: drives::DEFAULT_DEPTH,
-            cancel: &options.cancel,
+            cancel,
+            converted,
             open: None,
             progress,
             bytes: 0,
         }
+    }
+
+    fn advance(&mut self, bytes: u64) {
+        self.bytes += bytes;
+        (self.progress)(self.bytes);
     }
 
     fn file(&mut self, shard: usize) -> Result<&DirectFile, Error> {
@@ -54,25 +63,24 @@ impl<'a> Resident<'a> {
     }
 }
 
-/// Keeps a buffer's memory for as long as the weights are in use.
-struct Kept(AlignedBuf);
-
-impl AsRef<[u8]> for Kept {
-    fn as_ref(&self) -> &[u8] {
-        self.0.bytes()
-    }
-}
-
 impl TensorSource for Resident<'_> {
     type Error = Error;
 
     fn tensor(&mut self, name: &str) -> Result<Tensor, Error> {
         self.cancel.check()?;
+        let converted = self.converted.as_ref();
+        if let Some(([rows, cols], data)) = converted.map_or(Ok(None), |(file, making)| file.tensor(name, making))? {
+            self.advance((*data).as_ref().len() as u64);
+            return Ok(Tensor {
+                format: WeightFormat::Int8,
+                shape: vec![rows, cols],
+                data,
+            });
+        }
         let info = *self.checkpoint.tensor(name)?;
         let readers = self.readers;
         let buffer = AlignedBuf::read_range(self.file(info.shard)?, info.offset, info.len as usize, readers)?;
-        self.bytes += info.len;
-        (self.progress)(self.bytes);
+        self.advance(info.len);
         Ok(Tensor {
             format: format(info.dtype),
             shape: info.shape.dims().iter().map(|&n| n as usize).collect(),

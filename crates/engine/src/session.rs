@@ -36,6 +36,7 @@ impl Engine {
             identity: self.identity()?,
             mla_eps: self.mla_eps(),
             kv: self.plan().kv,
+            trunk: self.trunk(),
             tokens: sequence.ids.len() as u64,
             pending: pending.len() as u32,
             note: note.len() as u32,
@@ -86,7 +87,7 @@ impl Engine {
     /// state is read, save damage in it.
     pub fn restore(&self, session: Session) -> Result<Sequence, Error> {
         let (path, header) = (session.path(), session.header());
-        header.check_made_with(path, &self.identity()?, self.mla_eps(), self.plan().kv)?;
+        header.check_made_with(path, &self.identity()?, self.mla_eps(), self.plan().kv, self.trunk())?;
         let last = self.config().vocab_size as u32 - 1;
         if let Some(&found) = session.ids().iter().chain(session.pending()).find(|&&id| id > last) {
             return Err(Error::TokenId { found, last });

@@ -231,7 +231,7 @@ fn a_context_beyond_the_models_own_is_refused() {
         positions: limit + 1,
         ..plain_options()
     };
-    let error = Engine::open(checkpoint, &options, &mut |_, _| ()).err().unwrap();
+    let error = Engine::open(checkpoint, &options, &mut |_| ()).err().unwrap();
     assert!(
         matches!(error, Error::ContextLimit { wanted, limit: l } if wanted == limit + 1 && l == limit),
         "{error}"
@@ -244,7 +244,7 @@ fn a_cancelled_loading_ends_before_the_next_tensor() {
     let mut reports = 0;
     let checkpoint = checkpoint::Checkpoint::open(&Golden::read("k3_a").dir).unwrap();
     let cancel = options.cancel.clone();
-    let opened = Engine::open(checkpoint, &options, &mut |_, _| {
+    let opened = Engine::open(checkpoint, &options, &mut |_| {
         reports += 1;
         if reports == 3 {
             cancel.cancel();

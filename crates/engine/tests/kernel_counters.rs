@@ -43,7 +43,7 @@ fn device_bytes_are_the_kernels() {
         cache: Some(0),
         ..Options::default()
     };
-    let mut engine = Engine::open(checkpoint, &options, &mut |_, _| ()).unwrap();
+    let mut engine = Engine::open(checkpoint, &options, &mut |_| ()).unwrap();
     if engine
         .notices()
         .iter()

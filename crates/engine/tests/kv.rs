@@ -95,6 +95,7 @@ fn the_tokens_that_fit_do_and_one_more_is_refused() {
             slots: None,
             threads: 2,
             kv,
+            trunk: engine::TrunkFormat::Bf16,
             cache: Some(0),
         };
         let plan = |positions, budget| MemoryPlan::new(config, schema, 1 << 20, &wishes(positions, budget));

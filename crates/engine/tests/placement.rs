@@ -55,7 +55,7 @@ fn logits(engine: &mut Engine, ids: &[u32]) -> Vec<u32> {
 fn open(dir: &Path, placement: &Placement) -> Result<Engine, engine::Error> {
     let mut options = plain_options();
     options.placement = placement.clone();
-    Engine::open(Checkpoint::open(dir).unwrap(), &options, &mut |_, _| ())
+    Engine::open(Checkpoint::open(dir).unwrap(), &options, &mut |_| ())
 }
 
 /// The logits through each reader. All must be the reference.
@@ -66,7 +66,7 @@ fn check_all_readers(placement: &Placement) {
             reader,
             ..plain_options()
         };
-        let mut engine = Engine::open(checkpoint(), &options, &mut |_, _| ()).unwrap();
+        let mut engine = Engine::open(checkpoint(), &options, &mut |_| ()).unwrap();
         assert!(logits(&mut engine, &PROMPT) == reference(), "{placement:?}, {reader}");
         let threads = engine.reader().contains("threads");
         assert!(threads || reader == Reader::Best, "{}", engine.reader());
@@ -774,7 +774,7 @@ fn corruption_is_never_served() {
     let mut options = plain_options();
     options.placement = only(&[a]);
     options.check = false;
-    let mut engine = Engine::open(checkpoint(), &options, &mut |_, _| ()).unwrap();
+    let mut engine = Engine::open(checkpoint(), &options, &mut |_| ()).unwrap();
     assert!(logits(&mut engine, &PROMPT) != reference());
     assert_eq!(engine.stats().expert_bytes_checked, 0);
 }

@@ -253,12 +253,13 @@ fn a_file_of_another_model_or_other_settings_is_refused() {
 fn a_file_of_another_version_is_refused() {
     let (dir, engine, bytes) = saved(5);
     let path = dir.path().join("session");
-    for (at, words) in [
-        (8, "format version 2, expected 1"),
-        (12, "arithmetic (numerics) version 2"),
+    for (at, version, words) in [
+        (8, 3, "format version 3, expected 2"),
+        (12, 2, "arithmetic (numerics) version 2"),
+        (42, 2, "trunk format 2"),
     ] {
         let mut other = bytes.clone();
-        other[at] = 2;
+        other[at] = version;
         let sum = crc32c::crc32c(&other[..60]);
         other[60..64].copy_from_slice(&sum.to_le_bytes());
         std::fs::write(&path, other).unwrap();

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::io::{self, Write};
 
 use drives::{ReadClass, ReadEvent};
+use engine::TrunkFormat;
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 
@@ -37,6 +38,9 @@ pub struct ReadRecord {
     pub landed_ns: u64,
     /// Whether all bytes arrived.
     pub ok: bool,
+    /// The trunk that routed to it, where that is not as published.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub trunk: Option<String>,
 }
 
 /// Why something was read.
@@ -50,8 +54,8 @@ pub enum RecordClass {
 }
 
 impl ReadRecord {
-    /// The record of an event on the drive of this name.
-    pub fn new(event: &ReadEvent, drive: &str) -> Self {
+    /// The record of an event on the drive of this name, of a model with this trunk.
+    pub fn new(event: &ReadEvent, drive: &str, trunk: TrunkFormat) -> Self {
         Self {
             drive: drive.to_owned(),
             layer: event.expert.layer,
@@ -69,6 +73,7 @@ impl ReadRecord {
             issued_ns: event.issued_ns,
             landed_ns: event.landed_ns,
             ok: event.ok,
+            trunk: (!trunk.is_exact()).then(|| trunk.label()),
         }
     }
 }
@@ -134,7 +139,7 @@ pub fn write_chrome_trace(
         }
         let (track, lanes) = drives.entry(record.drive.clone()).or_insert((next, Lanes::default()));
         let lane = lanes.take(record.issued_ns, record.landed_ns);
-        let event = json!({
+        let mut event = json!({
             "ph": "X", "pid": *track, "tid": lane,
             "name": format!("{}/{}", record.layer, record.expert),
             "cat": record.class,
@@ -144,6 +149,9 @@ pub fn write_chrome_trace(
                 "device_bytes": record.device_bytes, "waited_us": micros(record.issued_ns, record.asked_ns), "ok": record.ok,
             },
         });
+        if let Some(trunk) = &record.trunk {
+            event["args"]["trunk"] = trunk.as_str().into();
+        }
         write!(out, ",\n{event}")?;
         if record.class == RecordClass::Demand {
             let span = barriers.entry(record.barrier).or_insert(Span {
@@ -201,6 +209,7 @@ mod tests {
             issued_ns: times.1,
             landed_ns: times.2,
             ok: true,
+            trunk: None,
         }
     }
 
@@ -212,6 +221,16 @@ mod tests {
             "device_bytes": 8192, "class": "demand", "barrier": 9, "asked_ns": 1, "issued_ns": 2, "landed_ns": 3, "ok": true});
         assert_eq!(serde_json::from_str::<serde_json::Value>(&text).unwrap(), expected);
         assert_eq!(serde_json::from_str::<ReadRecord>(&text).unwrap(), record);
+        let other = ReadRecord {
+            trunk: Some(TrunkFormat::Int8.label()),
+            ..record
+        };
+        let text = serde_json::to_string(&other).unwrap();
+        assert!(text.contains(r#""trunk":"int8, not weight-exact""#), "{text}");
+        assert_eq!(serde_json::from_str::<ReadRecord>(&text).unwrap(), other);
+        let mut trace = Vec::new();
+        write_chrome_trace([Ok(other)].into_iter(), &mut trace).unwrap();
+        assert!(String::from_utf8(trace).unwrap().contains("not weight-exact"));
     }
 
     #[test]

@@ -3,7 +3,8 @@
 //! A model is written against [`Backend`], a small vocabulary of operations (matrix product, norm, KDA step, latent
 //! attention, residual mix, router, expert, combine) on activations that the back end owns. [`Cpu`] is the back end
 //! for the processor. Weights keep their stored form: bf16 or f32 for what is resident, MXFP4 for experts, seen
-//! through a [`Matrix`] over borrowed bytes of any alignment.
+//! through a [`Matrix`] over borrowed bytes of any alignment. Who wants half the bytes for the resident ones converts them row by
+//! row with [`quantize_row`].
 //!
 //! Every output number has one defined sequence of f32 operations, written down in `docs/numerics.md` under the version
 //! [`NUMERICS_VERSION`]. Each operation has a plain definition; the AVX2 and AVX-512 forms, chosen at run time as
@@ -30,6 +31,7 @@ mod bytes;
 mod cpu;
 mod format;
 mod functions;
+mod int8;
 mod isa;
 mod kda;
 mod latents;
@@ -46,6 +48,7 @@ pub use backend::{
 pub use cpu::{Cpu, KdaState, ROWS_OF_A_THREAD, Rows, ThreadsError, Weights};
 pub use format::{BLOCK, E2M1, Elements, Matrix, SCALE_NAN, ShapeError, bf16_to_f32, e8m0, f32_to_bf16};
 pub use functions::{exp, sigmoid, silu, situ, tanh};
+pub use int8::{INT8_MOST, NotFinite, quantize_row};
 pub use isa::Isa;
 pub use latents::{ATTENTION_BLOCK, KvFormat, Latents};
 pub use matmul::{LANES, Lane, Packed, tree};

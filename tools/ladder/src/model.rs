@@ -121,7 +121,7 @@ fn write(checkpoint: &Checkpoint, plan: &PlacePlan) -> Result<()> {
 /// For each layer its experts, the most used first.
 fn rank(dir: &Path) -> Result<Vec<(u32, Vec<u32>)>> {
     println!("ranking experts by their use in {RANKED_TOKENS} tokens");
-    let mut engine = Engine::open(Checkpoint::open(dir)?, &Options::default(), &mut |_, _| ())?;
+    let mut engine = Engine::open(Checkpoint::open(dir)?, &Options::default(), &mut |_| ())?;
     let experts = engine.config().num_experts;
     let mut uses = std::collections::BTreeMap::new();
     let mut sequence = engine.new_sequence();

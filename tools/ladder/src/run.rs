@@ -133,7 +133,7 @@ pub fn run(model: &Model, rung: &Rung, round: usize, tokens: usize, scratch: &Pa
         threads: 1,
         ..Options::default()
     };
-    let mut engine = Engine::open(Checkpoint::open(&model.dir)?, &options, &mut |_, _| ())?;
+    let mut engine = Engine::open(Checkpoint::open(&model.dir)?, &options, &mut |_| ())?;
     let mut sequence = engine.new_sequence();
     let cancel = Cancel::default();
     let mut ids = PROMPT.to_vec();

@@ -30,7 +30,7 @@ fn open(model: &Path, placement: Placement) -> Engine {
         cache: Some(0),
         ..Options::default()
     };
-    Engine::open(Checkpoint::open(model).unwrap(), &options, &mut |_, _| ()).unwrap()
+    Engine::open(Checkpoint::open(model).unwrap(), &options, &mut |_| ()).unwrap()
 }
 
 #[test]

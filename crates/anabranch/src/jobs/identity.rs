@@ -5,7 +5,7 @@ use std::io::ErrorKind;
 use std::path::Path;
 
 use checkpoint::Checkpoint;
-use engine::Identity;
+use engine::{Identity, TrunkFormat};
 
 use super::input;
 use crate::error::Error;
@@ -22,8 +22,12 @@ pub fn hash(checkpoint: &Checkpoint, settings: &Jobs, max_tokens: usize) -> Resu
     }
     let machine = &settings.machine;
     let model = Identity::read(checkpoint)?;
+    let trunk = match machine.trunk.format() {
+        TrunkFormat::Bf16 => String::new(),
+        converted => format!(", trunk {converted}"),
+    };
     let said = format!(
-        "model {model} of {} bytes, numerics {}, effort {:?}, {max_tokens} tokens, epsilon {:08x}, latents {:?}",
+        "model {model} of {} bytes, numerics {}, effort {:?}, {max_tokens} tokens, epsilon {:08x}, latents {:?}{trunk}",
         model.bytes,
         engine::NUMERICS_VERSION,
         settings.effort,

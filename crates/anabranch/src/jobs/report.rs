@@ -2,9 +2,10 @@
 
 use std::time::{Duration, Instant};
 
-use engine::{Engine, Stats, human};
+use engine::{Engine, Stats, TrunkFormat, human};
 use serde::Serialize;
 
+use crate::answer::trunk_label;
 use crate::output::{self, Meter, grouped, span};
 use crate::reads::Reads;
 
@@ -21,6 +22,9 @@ pub struct Summary {
     /// Lines that have an answer or an error now, in earlier runs or this one, and those of them with an error.
     pub done: u64,
     pub errors: u64,
+    /// How the resident matrices are stored, and whether that is weight-exact.
+    #[serde(serialize_with = "trunk_label")]
+    pub trunk: TrunkFormat,
     /// Of this run: tokens of prompts that were answered, and tokens generated for them.
     pub prompt_tokens: u64,
     pub generated_tokens: u64,
@@ -89,6 +93,9 @@ impl Summary {
                 human(self.expert_bytes_read),
                 human(self.bytes_per_token)
             );
+        }
+        if !self.trunk.is_exact() {
+            text += &format!("\ntrunk: {}", self.trunk.label());
         }
         text
     }

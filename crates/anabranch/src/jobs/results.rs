@@ -9,6 +9,7 @@ use std::io::{self, BufRead, BufReader, Read, Write};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+use engine::TrunkFormat;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
@@ -75,6 +76,7 @@ pub struct Answered<'a> {
     pub model: &'a str,
     /// Tells models, numerics and settings apart.
     pub fingerprint: u128,
+    pub trunk: TrunkFormat,
     pub text: &'a str,
     pub reasoning: &'a str,
     pub finish_reason: &'static str,
@@ -245,7 +247,7 @@ impl Answered<'_> {
         }
         choice["logprobs"] = Value::Null;
         choice["finish_reason"] = self.finish_reason.into();
-        json!({
+        let mut body = json!({
             "id": format!("{prefix}-{key:032x}"),
             "object": object,
             "created": 0,
@@ -257,6 +259,10 @@ impl Answered<'_> {
                 "completion_tokens": self.completion_tokens,
                 "total_tokens": self.prompt_tokens + self.completion_tokens,
             },
-        })
+        });
+        if !self.trunk.is_exact() {
+            body["trunk"] = self.trunk.label().into();
+        }
+        body
     }
 }

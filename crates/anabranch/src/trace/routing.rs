@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use checkpoint::Checkpoint;
 use checkpoint::tokenizer::Tokenizer;
-use engine::{Cancel, Engine, PassRows, greedy};
+use engine::{Cancel, Engine, PassRows, TrunkFormat, greedy};
 use instruments::{DraftCounts, LayerRouting, Ngram, Ratio, RoutingTally, top_share};
 use serde_json::{Value, json};
 
@@ -52,6 +52,7 @@ pub fn routing(settings: &Routing, interrupt: &Interrupt) -> Result<(), Error> {
         top_k,
         widths: [top_k, 2 * top_k].map(|width| width.min(c.num_experts)),
         layers: vec![],
+        trunk: engine.trunk(),
         drafts: DraftCounts::default(),
     };
     let mut tally = RoutingTally::new(report.experts, &report.widths);
@@ -122,6 +123,7 @@ struct Report {
     top_k: usize,
     widths: [usize; 2],
     layers: Vec<LayerRouting>,
+    trunk: TrunkFormat,
     drafts: DraftCounts,
 }
 
@@ -175,9 +177,13 @@ impl Report {
 
     fn write_markdown(&self, text: &mut String) -> std::fmt::Result {
         let [width, wide] = self.widths;
+        let trunk = match self.trunk.is_exact() {
+            true => String::new(),
+            false => format!(" Trunk {}.", self.trunk.label()),
+        };
         writeln!(
             text,
-            "{}, {} tokens through the model; {} layers of {} experts, {} a token.\n",
+            "{}, {} tokens through the model; {} layers of {} experts, {} a token.{trunk}\n",
             counted(self.texts, "text"),
             grouped(self.tokens as u64),
             self.layers.len(),
@@ -238,6 +244,7 @@ impl Report {
         json!({
             "texts": self.texts,
             "tokens": self.tokens,
+            "trunk": self.trunk.label(),
             "experts": self.experts,
             "experts_per_token": self.top_k,
             "layers": self.layers.iter().map(layer).collect::<Vec<_>>(),

@@ -1,4 +1,4 @@
-//! A pack while it is written: under another name, locked, and gone unless it is completed.
+//! A file while it is written: under another name, locked, and gone unless it is completed.
 
 use std::fs::{File, TryLockError};
 use std::io;
@@ -20,18 +20,7 @@ pub(super) trait Target: Sync {
 ///
 /// [`PackError::Io`] when the folder cannot be listed or a file cannot be removed.
 pub fn sweep_partials(folder: &Path) -> Result<(), PackError> {
-    let failed = |error: io::Error| PackError::io(folder, "list", &error);
-    let suffix = format!("{PACK_SUFFIX}{PARTIAL_SUFFIX}");
-    for entry in std::fs::read_dir(folder).map_err(failed)? {
-        let path = entry.map_err(failed)?.path();
-        let is_partial = path
-            .file_name()
-            .is_some_and(|name| name.to_string_lossy().ends_with(&suffix));
-        if is_partial && path.is_file() && !is_locked(&path) {
-            std::fs::remove_file(&path).map_err(|error| PackError::io(&path, "remove", &error))?;
-        }
-    }
-    Ok(())
+    PartialFile::sweep(folder, PACK_SUFFIX)
 }
 
 fn is_locked(path: &Path) -> bool {
@@ -39,17 +28,42 @@ fn is_locked(path: &Path) -> bool {
     File::open(path).is_ok_and(locked)
 }
 
-/// An unfinished pack. Dropped before [`complete`](Self::complete), it is removed.
-pub(super) struct Partial {
+/// An unfinished file of whole pages, such as a pack: locked, and called as it will be with [`PARTIAL_SUFFIX`] behind it. Dropped before
+/// [`complete`](Self::complete), it is removed.
+pub struct PartialFile {
     file: File,
     path: PathBuf,
     target: PathBuf,
     completed: bool,
 }
 
-impl Partial {
-    /// Makes the file with room for `len` bytes.
-    pub(super) fn create(target: &Path, len: u64) -> Result<Self, PackError> {
+impl PartialFile {
+    /// Removes files whose names will end in `suffix` and whose process was killed. Those that a process still writes stay.
+    ///
+    /// # Errors
+    ///
+    /// [`PackError::Io`] when the folder cannot be listed or a file cannot be removed.
+    pub fn sweep(folder: &Path, suffix: &str) -> Result<(), PackError> {
+        let failed = |error: io::Error| PackError::io(folder, "list", &error);
+        let suffix = format!("{suffix}{PARTIAL_SUFFIX}");
+        for entry in std::fs::read_dir(folder).map_err(failed)? {
+            let path = entry.map_err(failed)?.path();
+            let is_partial = path
+                .file_name()
+                .is_some_and(|name| name.to_string_lossy().ends_with(&suffix));
+            if is_partial && path.is_file() && !is_locked(&path) {
+                std::fs::remove_file(&path).map_err(|error| PackError::io(&path, "remove", &error))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Makes the file that will be `target`, with room for `len` bytes.
+    ///
+    /// # Errors
+    ///
+    /// [`PackError::NoSpace`] where the drive has no room, [`PackError::Busy`] when another process writes it, [`PackError::Io`].
+    pub fn create(target: &Path, len: u64) -> Result<Self, PackError> {
         let mut path = target.as_os_str().to_owned();
         path.push(PARTIAL_SUFFIX);
         let path = PathBuf::from(path);
@@ -82,12 +96,27 @@ impl Partial {
     }
 
     /// Where the file is now.
-    pub(super) fn path(&self) -> &Path {
+    pub fn path(&self) -> &Path {
         &self.path
     }
 
+    /// Writes all of `pages`, whole pages that begin on a page border in memory, at `offset`, a page border.
+    ///
+    /// # Errors
+    ///
+    /// The operating system's; [`write_error`](Self::write_error) makes the message of it.
+    pub fn write_pages(&self, pages: &[u8], offset: u64) -> io::Result<()> {
+        match self.file.write_all_at(pages, offset) {
+            Err(error) if error.kind() == io::ErrorKind::InvalidInput => {
+                platform::make_buffered(&self.file)?;
+                self.file.write_all_at(pages, offset)
+            }
+            outcome => outcome,
+        }
+    }
+
     /// A failed write; a full disk becomes the error that says how much is needed.
-    pub(super) fn write_error(&self, error: &io::Error, needed: u64) -> PackError {
+    pub fn write_error(&self, error: &io::Error, needed: u64) -> PackError {
         if error.kind() == io::ErrorKind::StorageFull {
             PackError::NoSpace {
                 path: self.target.clone(),
@@ -100,7 +129,11 @@ impl Partial {
     }
 
     /// Makes what was written durable, and leaves none of it in the page cache.
-    pub(super) fn sync(&self) -> Result<(), PackError> {
+    ///
+    /// # Errors
+    ///
+    /// [`PackError::Io`].
+    pub fn sync(&self) -> Result<(), PackError> {
         let synced = self.file.sync_all();
         synced.map_err(|error| PackError::io(&self.path, "sync", &error))?;
         platform::drop_cached(&self.file, 0, self.file.metadata().map_or(0, |of| of.len()));
@@ -108,7 +141,11 @@ impl Partial {
     }
 
     /// Gives the file its final name.
-    pub(super) fn complete(mut self) -> Result<(), PackError> {
+    ///
+    /// # Errors
+    ///
+    /// [`PackError::Io`].
+    pub fn complete(mut self) -> Result<(), PackError> {
         std::fs::rename(&self.path, &self.target).map_err(|error| PackError::io(&self.path, "rename", &error))?;
         self.completed = true;
         let folder = self.target.parent().unwrap_or(Path::new("/"));
@@ -118,19 +155,13 @@ impl Partial {
     }
 }
 
-impl Target for Partial {
+impl Target for PartialFile {
     fn write_pages(&self, pages: &[u8], offset: u64) -> io::Result<()> {
-        match self.file.write_all_at(pages, offset) {
-            Err(error) if error.kind() == io::ErrorKind::InvalidInput => {
-                platform::make_buffered(&self.file)?;
-                self.file.write_all_at(pages, offset)
-            }
-            outcome => outcome,
-        }
+        self.write_pages(pages, offset)
     }
 }
 
-impl Drop for Partial {
+impl Drop for PartialFile {
     fn drop(&mut self) {
         if !self.completed {
             // What cannot be removed now is removed by the next writer in this folder.

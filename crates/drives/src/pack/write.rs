@@ -4,7 +4,7 @@ use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 
-use super::partial::{Partial, Target};
+use super::partial::{PartialFile, Target};
 use super::{BATCH_BYTES, Batch, PackContents, PackError, PackIndex, batches, format, verify};
 use crate::error::{Error, ReadError};
 use crate::file::DirectFile;
@@ -50,7 +50,7 @@ pub fn write_pack(
     notices: &Notices,
     progress: &mut dyn FnMut(PackProgress) -> ControlFlow<()>,
 ) -> Result<PackIndex, PackError> {
-    let partial = Partial::create(path, contents.file_len)?;
+    let partial = PartialFile::create(path, contents.file_len)?;
     let checksums = fill(&partial, &partial, contents, sources, notices, progress)?;
     partial.sync()?;
     let written = PackIndex::open(partial.path(), notices)?;
@@ -82,7 +82,7 @@ impl Load {
 /// Writes data, index and header, in this order, and returns the checksums. One thread reads while this one writes.
 fn fill(
     target: &dyn Target,
-    partial: &Partial,
+    partial: &PartialFile,
     contents: &PackContents,
     sources: &[PathBuf],
     notices: &Notices,
@@ -199,7 +199,7 @@ mod tests {
 
     /// A file on a disk that is full after some pages.
     struct Full<'a> {
-        file: &'a Partial,
+        file: &'a PartialFile,
         left: AtomicU64,
     }
 
@@ -224,7 +224,7 @@ mod tests {
         // Room for nothing, for some of the data, and for all but the head.
         let all = contents.file_len - contents.data_offset;
         for room in [0, 40_960, all] {
-            let partial = Partial::create(&target, contents.file_len).unwrap();
+            let partial = PartialFile::create(&target, contents.file_len).unwrap();
             assert!(partial.path().exists());
             let full = Full {
                 file: &partial,
@@ -242,7 +242,7 @@ mod tests {
             assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 1, "the shard alone");
         }
         // With room for all it is the pack.
-        let partial = Partial::create(&target, contents.file_len).unwrap();
+        let partial = PartialFile::create(&target, contents.file_len).unwrap();
         let full = Full {
             file: &partial,
             left: AtomicU64::new(contents.file_len),
@@ -256,8 +256,11 @@ mod tests {
     fn only_one_process_writes_a_pack() {
         let folder = tempfile::tempdir().unwrap();
         let target = folder.path().join("a.pack");
-        let first = Partial::create(&target, 8192).unwrap();
-        assert!(matches!(Partial::create(&target, 8192), Err(PackError::Busy { .. })));
+        let first = PartialFile::create(&target, 8192).unwrap();
+        assert!(matches!(
+            PartialFile::create(&target, 8192),
+            Err(PackError::Busy { .. })
+        ));
         super::super::sweep_partials(folder.path()).unwrap();
         assert!(first.path().exists(), "still being written");
         let path = first.path().to_path_buf();

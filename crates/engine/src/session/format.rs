@@ -1,6 +1,7 @@
 //! The bytes of a session file.
 
 use super::{Identity, SessionError};
+use crate::trunk::TrunkFormat;
 use checkpoint::K3Config;
 use kernels::{KvFormat, NUMERICS_VERSION};
 use models::kimi_k3::saved_bytes;
@@ -11,6 +12,8 @@ use std::path::{Path, PathBuf};
 const MAGIC: &[u8; 8] = b"ANABSESS";
 /// Version of the format in `docs/sessions.md`.
 const VERSION: u32 = 1;
+/// The same with a field for the trunk, written where that is not as published: programs that know no other refuse it.
+const TRUNK_VERSION: u32 = 2;
 const HEADER_BYTES: usize = 64;
 const CRC_BYTES: u64 = 4;
 const ID_BYTES: u64 = 4;
@@ -30,6 +33,7 @@ pub(super) struct Header {
     pub(super) identity: Identity,
     pub(super) mla_eps: f32,
     pub(super) kv: KvFormat,
+    pub(super) trunk: TrunkFormat,
     pub(super) pending: u32,
     pub(super) tokens: u64,
     pub(super) note: u32,
@@ -39,7 +43,8 @@ impl Header {
     pub(super) fn bytes(&self) -> [u8; HEADER_BYTES] {
         let mut bytes = Vec::with_capacity(HEADER_BYTES);
         bytes.extend(MAGIC);
-        bytes.extend(VERSION.to_le_bytes());
+        let version = if self.trunk.is_exact() { VERSION } else { TRUNK_VERSION };
+        bytes.extend(version.to_le_bytes());
         bytes.extend(NUMERICS_VERSION.to_le_bytes());
         bytes.extend(self.identity.bytes.to_le_bytes());
         let Identity {
@@ -48,13 +53,13 @@ impl Header {
             samples_crc,
             ..
         } = self.identity;
-        let kv = (self.kv == KvFormat::Bf16) as u32;
+        let formats = (self.kv == KvFormat::Bf16) as u32 | ((self.trunk == TrunkFormat::Int8) as u32) << 16;
         for field in [
             config_crc,
             heads_crc,
             samples_crc,
             self.mla_eps.to_bits(),
-            kv,
+            formats,
             self.pending,
         ] {
             bytes.extend(field.to_le_bytes());
@@ -85,7 +90,9 @@ impl Header {
             }),
         };
         // Another version may keep its checksum elsewhere, so the format comes first.
-        version("format", u32_at(8), VERSION)?;
+        if u32_at(8) != VERSION {
+            version("format", u32_at(8), TRUNK_VERSION)?;
+        }
         check_crc(path, "the header", crc32c::crc32c(&bytes[..60]), u32_at(60))?;
         version("arithmetic (numerics)", u32_at(12), NUMERICS_VERSION)?;
         Ok(Self {
@@ -96,10 +103,15 @@ impl Header {
                 samples_crc: u32_at(32),
             },
             mla_eps: f32::from_bits(u32_at(36)),
-            kv: match u32_at(40) {
+            kv: match u32_at(40) & 0xffff {
                 0 => KvFormat::F32,
                 1 => KvFormat::Bf16,
                 other => return Err(SessionError::damaged(path, format!("latent format {other}"), "0 or 1")),
+            },
+            trunk: match u32_at(40) >> 16 {
+                0 => TrunkFormat::Bf16,
+                1 => TrunkFormat::Int8,
+                other => return Err(SessionError::damaged(path, format!("trunk format {other}"), "0 or 1")),
             },
             pending: u32_at(44),
             tokens: u64_at(48),
@@ -128,6 +140,7 @@ impl Header {
         identity: &Identity,
         mla_eps: f32,
         kv: KvFormat,
+        trunk: TrunkFormat,
     ) -> Result<(), SessionError> {
         let refuse = |found, expected, next| {
             Err(SessionError::Foreign {
@@ -150,6 +163,14 @@ impl Header {
                 found,
                 expected,
                 "give the --kv that the session was made with, or another file",
+            );
+        }
+        if self.trunk != trunk {
+            let (found, expected) = (format!("a trunk of {}", self.trunk.label()), trunk.label());
+            return refuse(
+                found,
+                expected,
+                "give the --trunk that the session was made with, or another file",
             );
         }
         if self.mla_eps.to_bits() != mla_eps.to_bits() {

@@ -5,6 +5,7 @@ use crate::engine::Engine;
 use crate::error::Error;
 use crate::generate::{Cancel, PromptProgress};
 use crate::sequence::Sequence;
+use crate::trunk::TrunkFormat;
 use kernels::NUMERICS_VERSION;
 use std::fs::{DirEntry, File};
 use std::io::{self, Read};
@@ -84,8 +85,12 @@ impl PrefixStore {
     ///
     /// [`Error::Session`] when the folder cannot be made.
     pub fn open(folder: &Path, engine: &Engine, limits: PrefixLimits) -> Result<Self, Error> {
+        let trunk = match engine.trunk() {
+            TrunkFormat::Bf16 => String::new(),
+            converted => format!("-trunk-{converted}"),
+        };
         let name = format!(
-            "{}-{}-{:08x}-n{NUMERICS_VERSION}",
+            "{}-{}-{:08x}-n{NUMERICS_VERSION}{trunk}",
             engine.identity()?,
             engine.plan().kv,
             engine.mla_eps().to_bits(),

@@ -33,7 +33,7 @@ impl Random {
 
 pub fn open(dir: &Path, options: &Options) -> Engine {
     let checkpoint = Checkpoint::open(dir).unwrap();
-    Engine::open(checkpoint, options, &mut |_, _| ()).unwrap()
+    Engine::open(checkpoint, options, &mut |_| ()).unwrap()
 }
 
 /// The tiny model, whose weights anyone can recompute, in a folder of its own.

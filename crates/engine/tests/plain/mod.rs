@@ -82,6 +82,35 @@ impl Plain {
         }
     }
 
+    /// The same model with the matrices of an int8 trunk, as the numbers that their integers stand for.
+    #[allow(dead_code)] // for the tests of the trunk
+    pub fn in_int8(mut self) -> Self {
+        let stays = |name: &str| {
+            let kept = [
+                "embed_tokens",
+                "block_sparse_moe.gate.",
+                "kv_b_proj",
+                "experts.",
+                "_res_proj",
+                "conv1d",
+            ];
+            // Shared experts are trunk, streamed ones are not.
+            kept.iter().any(|part| name.contains(part)) && !name.contains("shared_experts.")
+        };
+        for (name, tensor) in &mut self.tensors {
+            if tensor.cols == tensor.data.len() || stays(name) {
+                continue;
+            }
+            for row in tensor.data.chunks_exact_mut(tensor.cols) {
+                let scale = row.iter().fold(0.0, |most: f32, w| most.max(w.abs() as f32)) / 127.0;
+                for w in row.iter_mut().filter(|w| **w != 0.0) {
+                    *w = (*w as f32 / scale).round_ties_even() as f64 * scale as f64;
+                }
+            }
+        }
+        self
+    }
+
     fn makes(&self, mistake: Mistake) -> bool {
         self.mistake == Some(mistake)
     }

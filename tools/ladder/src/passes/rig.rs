@@ -115,7 +115,7 @@ impl Rig {
             measure: Measure::Always,
             ..Options::default()
         };
-        let engine = Engine::open(Checkpoint::open(&self.model)?, &options, &mut |_, _| ())?;
+        let engine = Engine::open(Checkpoint::open(&self.model)?, &options, &mut |_| ())?;
         let plan = engine.plan();
         if (plan.pass_rows, plan.sequences) != (pass_rows, sequences) {
             return Err(format!("memory holds less than the measurement needs:\n{plan}").into());
