@@ -22,6 +22,9 @@ pub(super) struct Conversion<'a> {
     pub(super) cancel: &'a Cancel,
 }
 
+/// Takes bytes of the tensor at a place.
+type Take<'a> = &'a mut dyn FnMut(usize, &[u8]) -> Result<(), Error>;
+
 /// Rows of a tensor as published.
 struct Block {
     /// Place of the tensor.
@@ -44,7 +47,7 @@ impl Conversion<'_> {
         &self,
         entries: &[Entry],
         progress: &mut dyn FnMut(u64),
-        take: &mut dyn FnMut(usize, &[u8]) -> Result<(), Error>,
+        take: Take<'_>,
     ) -> Result<Vec<u32>, Error> {
         let (give, blocks) = sync_channel(1);
         std::thread::scope(|scope| {
