@@ -11,9 +11,11 @@ use engine::{Isa, KvFormat, Reader, TrunkFormat};
 use crate::ids::{self, Ids};
 use crate::sizes;
 
+mod compare;
 mod notes;
 mod values;
 
+pub use compare::CompareArgs;
 use notes::{JOBS_NOTES, ROUTING_NOTES, RUN_NOTES, SIZE_NOTES};
 use values::{epsilon, isa, kv, min_p, positive, reader, stop_text, temperature, top_p, trunk};
 
@@ -42,6 +44,7 @@ pub enum Command {
     Jobs(Box<JobsArgs>),
     Inspect(InspectArgs),
     Logits(LogitsArgs),
+    Compare(Box<CompareArgs>),
     Drives(DrivesArgs),
     Place(PlaceArgs),
     Verify(VerifyArgs),
@@ -276,11 +279,12 @@ pub struct MachineArgs {
     #[arg(long, value_name = "FORMAT", default_value_t = KvFormat::F32, value_parser = kv)]
     pub kv: KvFormat,
 
-    /// The resident matrices: bf16 as published, or int8, half the memory, converted once and not weight-exact
+    /// The resident matrices: bf16 as published, or int8, half the memory, converted once and not weight-exact [default: bf16]
     ///
-    /// int8 keeps a file of about half the trunk's bytes (56 GB for Kimi K3). docs/trunk.md says what it changes.
-    #[arg(long, value_name = "FORMAT", default_value_t = TrunkFormat::Bf16, value_parser = trunk)]
-    pub trunk: TrunkFormat,
+    /// int8 keeps a file of half the trunk's bytes (56.5 GB for Kimi K3). docs/trunk.md says what is converted; `anabranch compare`
+    /// measures what that changes.
+    #[arg(long, value_name = "FORMAT", value_parser = trunk)]
+    pub trunk: Option<TrunkFormat>,
 
     /// Folder in which converted trunks are kept [default: in the user's folder for cached files]
     #[arg(long, value_name = "DIR")]
@@ -439,23 +443,8 @@ pub struct RoutingArgs {
     #[arg(long, value_name = "DIR")]
     pub model: Option<PathBuf>,
 
-    /// A question, put as `run` puts it; `-` reads all of standard input
-    #[arg(long, value_name = "TEXT")]
-    pub prompt: Option<OsString>,
-
-    /// The prompt is plain text: no chat format around it
-    #[arg(long, conflicts_with_all = ["ids_file", "questions"])]
-    pub raw: bool,
-
-    /// Texts as token ids: a JSON object whose `ids` is a list of ids, or a list of such lists
-    #[arg(long, value_name = "F.json")]
-    pub ids_file: Option<PathBuf>,
-
-    /// Questions: on each line a JSON object with `messages` (each `role` and `content`) and perhaps `effort`
-    ///
-    /// Roles are system, user and assistant; efforts are off (the default), low, high and max. Other fields are ignored.
-    #[arg(long, value_name = "F.jsonl")]
-    pub questions: Option<PathBuf>,
+    #[command(flatten)]
+    pub texts: TextsArgs,
 
     /// Most tokens that the model adds to each text, always the most likely; they are counted too
     #[arg(long, value_name = "N", default_value_t = 0)]
@@ -467,6 +456,27 @@ pub struct RoutingArgs {
 
     #[command(flatten)]
     pub machine: MachineArgs,
+}
+
+#[derive(clap::Args)]
+pub struct TextsArgs {
+    /// A question, put as `run` puts it; `-` reads all of standard input
+    #[arg(long, value_name = "TEXT")]
+    pub prompt: Option<OsString>,
+
+    /// The prompt is plain text: no chat format around it
+    #[arg(long, requires = "prompt", conflicts_with_all = ["ids_file", "questions"])]
+    pub raw: bool,
+
+    /// Texts as token ids: a JSON object whose `ids` is a list of ids, or a list of such lists
+    #[arg(long, value_name = "F.json")]
+    pub ids_file: Option<PathBuf>,
+
+    /// Questions: on each line a JSON object with `messages` (each `role` and `content`) and perhaps `effort`
+    ///
+    /// Roles are system, user and assistant; efforts are off (the default), low, high and max. Other fields are ignored.
+    #[arg(long, value_name = "F.jsonl")]
+    pub questions: Option<PathBuf>,
 }
 
 /// Turn the events of `run --events` into a trace for Perfetto (https://ui.perfetto.dev).

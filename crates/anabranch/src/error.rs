@@ -68,6 +68,8 @@ pub enum Error {
         "found no folder for cached files (neither XDG_CACHE_HOME nor HOME is set), expected one for the demo model; set HOME, or name a model with --model"
     )]
     NoCache,
+    #[error("{}: found {free} bytes free, expected {wanted}; free some space, or name a folder on another drive with --scratch", path.display())]
+    NoScratch { path: PathBuf, free: u64, wanted: String },
     #[error("standard output: cannot write: {0}; check where the output goes")]
     Output(io::Error),
     #[error("standard input: cannot read: {0}; check where the input comes from")]

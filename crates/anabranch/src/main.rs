@@ -7,6 +7,7 @@
 mod answer;
 mod args;
 mod chat;
+mod compare;
 mod demo;
 mod drives;
 mod error;
@@ -59,6 +60,7 @@ fn obey(settings: &Settings) -> Result<(), Error> {
         Settings::Jobs(jobs) => jobs::jobs(jobs, &interrupt),
         Settings::Inspect(inspect) => inspect::inspect(inspect, &interrupt),
         Settings::Logits(logits) => logits::logits(logits, &interrupt),
+        Settings::Compare(compare) => compare::compare(compare, &interrupt),
         Settings::Drives(drives) => drives::drives(drives, &interrupt),
         Settings::Place(place) => place::place(place, &interrupt),
         Settings::Verify(verify) => verify::verify(verify, &interrupt),

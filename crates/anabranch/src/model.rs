@@ -84,7 +84,7 @@ pub fn load(
 fn note_inexact(trunk: TrunkFormat) {
     if !trunk.is_exact() {
         output::note(format_args!(
-            "trunk {}: results are not those of the published weights",
+            "trunk {}: results are not those of the published weights (`anabranch compare` measures by how much)",
             trunk.label()
         ));
     }

@@ -49,6 +49,11 @@ pub fn grouped(number: u64) -> String {
     text
 }
 
+/// A share, or a dash where there is none.
+pub fn percent(share: Option<f64>) -> String {
+    share.map_or("-".to_owned(), |share| format!("{:.1} %", 100.0 * share))
+}
+
 /// How long the rest will take if it goes on as so far; nothing before there is anything to measure.
 pub fn time_left(since: Instant, done: u64, of: u64) -> String {
     time_left_of_share(since, done as f64 / of as f64)

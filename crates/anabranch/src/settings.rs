@@ -9,6 +9,9 @@ use engine::{Isa, KvFormat, PrefixLimits, Reader, Sampling, Trunk, TrunkFormat};
 use crate::args::{self, EffortName};
 use crate::error::Error;
 
+/// What `compare` reads where no text is given.
+const COMPARE_SAMPLE: &str = include_str!("compare/sample.txt");
+
 /// What the process finds around it.
 pub struct Surroundings {
     /// Whether somebody types at standard input.
@@ -41,6 +44,7 @@ pub enum Model {
 }
 
 /// What the engine may use.
+#[derive(Clone)]
 pub struct Machine {
     /// Bytes.
     pub memory: Option<u64>,
@@ -204,10 +208,25 @@ pub enum Texts {
     Plain(TextSource),
     /// One question.
     Question(TextSource),
+    /// One that comes with the program.
+    Sample(&'static str),
     /// A file of token ids.
     Ids(PathBuf),
     /// A file of conversations.
     Questions(PathBuf),
+}
+
+pub struct Compare {
+    pub model: Model,
+    pub texts: Texts,
+    pub json: bool,
+    /// Folder for logits that wait.
+    pub scratch: PathBuf,
+    pub experts: Experts,
+    /// What is compared with: published weights, f32 latents.
+    pub exact: Machine,
+    /// What is compared.
+    pub machine: Machine,
 }
 
 pub struct Routing {
@@ -230,6 +249,7 @@ pub enum Settings {
     Verify(Verify),
     Synth(Synth),
     Trace(Trace),
+    Compare(Box<Compare>),
 }
 
 impl Settings {
@@ -268,6 +288,7 @@ impl Settings {
                 experts: experts(args.experts),
                 machine: machine(args.machine, around),
             }),
+            args::Command::Compare(args) => Settings::Compare(Box::new(compare(*args, around))),
             args::Command::Drives(args) => Settings::Drives(Drives {
                 paths: match args.paths.is_empty() {
                     true => vec![PathBuf::from(".")],
@@ -299,15 +320,9 @@ impl Settings {
 }
 
 fn routing(args: args::RoutingArgs, around: &Surroundings) -> Result<Routing, Error> {
-    let texts = match (args.prompt.map(text_source), args.ids_file, args.questions) {
-        (Some(source), _, _) if args.raw => Texts::Plain(source),
-        (Some(source), _, _) => Texts::Question(source),
-        (None, Some(file), _) => Texts::Ids(file),
-        (None, None, Some(file)) => Texts::Questions(file),
-        (None, None, None) => {
-            let problem = "found no text, expected --prompt, --ids-file or --questions";
-            return Err(Error::Usage(problem.to_owned()));
-        }
+    let Some(texts) = texts(args.texts) else {
+        let problem = "found no text, expected --prompt, --ids-file or --questions";
+        return Err(Error::Usage(problem.to_owned()));
     };
     Ok(Routing {
         model: model(args.model, around),
@@ -316,6 +331,40 @@ fn routing(args: args::RoutingArgs, around: &Surroundings) -> Result<Routing, Er
         json: args.json,
         machine: machine(args.machine, around),
     })
+}
+
+/// The texts that are named; `None` where none is.
+fn texts(args: args::TextsArgs) -> Option<Texts> {
+    match (args.prompt.map(text_source), args.ids_file, args.questions) {
+        (Some(source), _, _) if args.raw => Some(Texts::Plain(source)),
+        (Some(source), _, _) => Some(Texts::Question(source)),
+        (None, Some(file), _) => Some(Texts::Ids(file)),
+        (None, None, Some(file)) => Some(Texts::Questions(file)),
+        (None, None, None) => None,
+    }
+}
+
+fn compare(args: args::CompareArgs, around: &Surroundings) -> Compare {
+    let mut machine_args = args.machine;
+    if machine_args.trunk.is_none() && machine_args.kv == KvFormat::F32 {
+        machine_args.trunk = Some(TrunkFormat::Int8);
+    }
+    let scratch = args.scratch.or_else(|| machine_args.trunk_folder.clone());
+    let own = || Some(around.cache.as_ref()?.join("anabranch"));
+    let machine = machine(machine_args, around);
+    Compare {
+        model: model(args.model, around),
+        texts: texts(args.texts).unwrap_or(Texts::Sample(COMPARE_SAMPLE)),
+        json: args.json,
+        scratch: scratch.or_else(own).unwrap_or_else(std::env::temp_dir),
+        experts: experts(args.experts),
+        exact: Machine {
+            trunk: Trunk::Published,
+            kv: KvFormat::F32,
+            ..machine.clone()
+        },
+        machine,
+    }
 }
 
 fn run(args: args::RunArgs, around: &Surroundings) -> Result<Run, Error> {
@@ -434,7 +483,7 @@ fn machine(args: args::MachineArgs, around: &Surroundings) -> Machine {
         reader: args.reader,
         mla_eps: args.mla_eps,
         kv: args.kv,
-        trunk: match args.trunk {
+        trunk: match args.trunk.unwrap_or_default() {
             TrunkFormat::Bf16 => Trunk::Published,
             TrunkFormat::Int8 => Trunk::Int8 {
                 folder: args.trunk_folder.or_else(own),

@@ -2,7 +2,7 @@
 
 mod export;
 mod routing;
-mod texts;
+pub mod texts;
 
 use crate::error::Error;
 use crate::settings::Trace;

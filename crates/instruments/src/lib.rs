@@ -7,6 +7,8 @@
 //!
 //! [`Ngram`] replays a text as if drafts had been made from its own repetitions, and counts what would have been accepted.
 //!
+//! A [`LogitsTally`] and two [`RouteLog`]s say how far two models, or one with two settings, are apart on the same text.
+//!
 //! A [`ReadRecord`] is a read of a drive as a line of a file; [`write_chrome_trace`] makes of them what trace viewers show.
 //!
 //! Everything here counts; nothing estimates, and the same run gives the same counts on every machine.
@@ -29,10 +31,12 @@
 //! assert_eq!((counts.drafted, counts.accepted), (2, 2));
 //! ```
 
+mod compare;
 mod ngram;
 mod reads;
 mod routing;
 
+pub use compare::{LayerAgreement, LogitsTally, RouteLog};
 pub use ngram::{DraftCounts, Ngram};
 pub use reads::{ReadRecord, RecordClass, write_chrome_trace};
 pub use routing::{LayerRouting, Ratio, RoutingTally, top_share};

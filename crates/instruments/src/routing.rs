@@ -26,7 +26,7 @@ impl Ratio {
     }
 
     /// Counts the experts of `wanted` that are among `had`; both ascending.
-    fn count(&mut self, wanted: &[u32], had: &[u32]) {
+    pub(crate) fn count(&mut self, wanted: &[u32], had: &[u32]) {
         self.hits += wanted.iter().filter(|e| had.binary_search(e).is_ok()).count() as u64;
         self.of += wanted.len() as u64;
     }

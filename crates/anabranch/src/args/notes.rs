@@ -83,5 +83,20 @@ first, and up to 6 tokens that followed are the draft of a step, which adds one
 token of its own. With --max-tokens the steps are those of what the model
 added, otherwise those of the whole text.";
 
+pub const COMPARE_NOTES: &str = "\
+Figures (--json fields):
+  loss        loss.difference: mean negative log-likelihood, in nats, of the tokens
+              that follow another in a text, of the second side less that of the
+              first; loss.perplexity_ratio is its exponential
+  logits      largest_difference, rms_difference: of all logits after all tokens;
+              divergence: mean Kullback-Leibler divergence of the second side's
+              next-token probabilities from the first's, in nats;
+              same_most_likely: share of tokens after which both sides find the
+              same one most likely
+  routes      same_sets: share of tokens and layers whose experts are all the same;
+              same_experts: share of the experts that both sides chose;
+              first_layer_that_differs: null where none does
+Sums are f64 in a fixed order: the same settings on both sides give exactly 0.";
+
 pub const SIZE_NOTES: &str =
     "Sizes: GB = 10^9 bytes; GiB and G = 2^30 bytes; likewise K, M, T; a plain number is bytes.";

@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 use super::texts;
 use crate::error::Error;
 use crate::model::{self, Needs};
-use crate::output::{self, Meter, grouped};
+use crate::output::{self, Meter, grouped, percent};
 use crate::settings::{Experts, Routing};
 use crate::signals::Interrupt;
 
@@ -262,10 +262,6 @@ impl Report {
             },
         })
     }
-}
-
-fn percent(share: Option<f64>) -> String {
-    share.map_or("-".to_owned(), |share| format!("{:.1} %", 100.0 * share))
 }
 
 fn counted(n: usize, what: &str) -> String {

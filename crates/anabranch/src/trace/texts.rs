@@ -27,6 +27,7 @@ pub fn read(texts: &Texts, tokenizer: &Tokenizer) -> Result<Vec<Vec<u32>>, Error
             let question = Message::new(Role::User, read_text(source)?);
             Ok(vec![render(tokenizer, &[question], Effort::Off)])
         }
+        Texts::Sample(text) => Ok(vec![tokenizer.encode_ordinary(text)]),
         Texts::Ids(path) => ids(path, &contents(path)?),
         Texts::Questions(path) => questions(path, &contents(path)?, tokenizer),
     }
