@@ -1,11 +1,15 @@
 # What people do here. `cargo` alone is enough to build and test; these are the long ones.
-.PHONY: test ci deny bench-orders large bench-kernels ladder long-context jobs passes sim policies beyond-bound backends bench-model
+.PHONY: test ci sanitize deny bench-orders large bench-kernels ladder long-context jobs passes sim policies beyond-bound backends bench-model
 
 test:
 	cargo test --workspace
 
 ci:
 	bash .ci/run
+
+# Tests under the address sanitizer with leaks, and under the thread sanitizer: Linux on x86-64, the installed compiler, a C compiler.
+sanitize:
+	bash .ci/sanitize
 
 # Licences, duplicate and banned crates, sources. Installs cargo-deny when it is missing.
 deny:
