@@ -1,5 +1,6 @@
 //! A whole model whose experts are all in memory, against what the machine gives: decoding against the bytes that a token touches and
-//! memory's read bandwidth, a prompt against its operations and the multiply-add peak, all measured in one run, in turn.
+//! memory's read bandwidth, a prompt against its operations and the multiply-add peak, all measured in one run, in turn. The model counts
+//! with its median, the machine with its best reading (`floors`).
 //!
 //! `cargo run --release -p engine --example bench_model -- MODEL OUT.json [THREADS]` or `make bench-model`.
 
@@ -8,7 +9,7 @@ mod floors;
 
 use checkpoint::{Checkpoint, Class};
 use engine::{Cancel, Engine, Options, PassRows, Sequence, greedy};
-use floors::{fma_peak, median, read_bandwidth, seconds};
+use floors::{Floors, PROBE_BYTES, median, seconds};
 use std::path::Path;
 
 /// Tokens of the prompt.
@@ -16,8 +17,8 @@ const PROMPT: usize = 512;
 /// Tokens decoded in each round.
 const DECODED: usize = 16;
 const ROUNDS: usize = 5;
-/// What is read for the bandwidth: beyond any cache of the machines that we know.
-const PROBE_BYTES: usize = 1 << 30;
+/// Readings of the machine's limits in a round.
+const READINGS: usize = 3;
 /// Stored bytes of a weight, and operations for it: a multiplication and an addition.
 const BF16_BYTES: f64 = 2.0;
 const MXFP4_BYTES: f64 = 0.5 + 1.0 / 32.0;
@@ -75,7 +76,7 @@ fn main() -> Result<()> {
     let ids: Vec<u32> = (0..PROMPT)
         .map(|i| ((i * 2_654_435 + 77) % c.vocab_size) as u32)
         .collect();
-    let probe: Vec<u8> = (0..PROBE_BYTES).map(|i| i as u8).collect();
+    let mut floors = Floors::new();
     println!(
         "{model}: {} kernels on {} threads; a token touches {:.3} GB and takes {:.2} GFLOP",
         engine.isa(),
@@ -85,40 +86,47 @@ fn main() -> Result<()> {
     );
     // What these tokens need is in memory from then on.
     round(&mut engine, &ids)?;
-    let mut lines = vec![];
-    let (mut decode, mut prompt) = (vec![], vec![]);
+    let (isa, threads) = (engine.isa(), engine.threads());
+    let mut rounds = vec![];
     for number in 1..=ROUNDS {
-        let (isa, threads) = (engine.isa(), engine.threads());
+        for _ in 0..READINGS {
+            floors.read(threads);
+            floors.multiply(isa, threads);
+        }
         let before = engine.stats().expert_bytes_read;
-        let (bandwidth, peak) = (read_bandwidth(&probe, threads), fma_peak(isa, threads));
         let (prompt_s, decode_s) = round(&mut engine, &ids)?;
         let read = engine.stats().expert_bytes_read - before;
         let (prompt_rate, decode_rate) = (PROMPT as f64 / prompt_s, DECODED as f64 / decode_s);
-        decode.push(decode_rate * cost.bytes / bandwidth);
-        prompt.push(cost.prompt_operations() / prompt_s / peak);
-        let (decode_share, prompt_share) = (decode[number - 1], prompt[number - 1]);
         println!(
-            "round {number}: decoding {decode_rate:.2} tokens/s, {:.1} % of {:.1} GB/s; a prompt of {PROMPT} {prompt_rate:.1} tokens/s, \
-             {:.1} % of {:.0} GFLOP/s; {read} bytes of experts read",
-            decode_share * 100.0,
-            bandwidth / 1e9,
-            prompt_share * 100.0,
-            peak / 1e9
+            "round {number}: decoding {decode_rate:.2} tokens/s, a prompt of {PROMPT} {prompt_rate:.1} tokens/s, {read} bytes of experts read"
         );
-        lines.push(format!(
-            "{{\"isa\":\"{isa}\",\"threads\":{threads},\"decode_tokens_per_s\":{decode_rate:.3},\"decode_share\":{decode_share:.4},\
-             \"prompt_tokens_per_s\":{prompt_rate:.3},\"prompt_share\":{prompt_share:.4},\"read_gb_per_s\":{:.2},\
+        rounds.push((prompt_rate, decode_rate, read));
+    }
+    let (bandwidth, peak) = (floors.bandwidth(threads), floors.peak(isa, threads));
+    let decode_share = |rate: f64| rate * cost.bytes / bandwidth;
+    let prompt_share = |rate: f64| cost.prompt_operations() * rate / PROMPT as f64 / peak;
+    let line = |&(prompt, decode, read): &(f64, f64, u64)| {
+        format!(
+            "{{\"isa\":\"{isa}\",\"threads\":{threads},\"decode_tokens_per_s\":{decode:.3},\"decode_share\":{:.4},\
+             \"prompt_tokens_per_s\":{prompt:.3},\"prompt_share\":{:.4},\"read_gb_per_s\":{:.2},\
              \"fma_gflop_per_s\":{:.1},\"token_bytes\":{},\"token_operations\":{},\"expert_bytes_read\":{read}}}",
+            decode_share(decode),
+            prompt_share(prompt),
             bandwidth / 1e9,
             peak / 1e9,
             cost.bytes,
             cost.operations
-        ));
-    }
+        )
+    };
+    let lines: Vec<String> = rounds.iter().map(line).collect();
+    let decode = median(rounds.iter().map(|round| round.1).collect());
+    let prompt = median(rounds.iter().map(|round| round.0).collect());
     println!(
-        "medians: decoding at {:.1} % of memory's bandwidth, a prompt at {:.1} % of the multiply-add peak",
-        median(decode) * 100.0,
-        median(prompt) * 100.0
+        "medians: decoding {decode:.2} tokens/s, {:.1} % of {:.1} GB/s; a prompt {prompt:.1} tokens/s, {:.1} % of {:.0} GFLOP/s",
+        decode_share(decode) * 100.0,
+        bandwidth / 1e9,
+        prompt_share(prompt) * 100.0,
+        peak / 1e9
     );
     std::fs::write(&out, format!("[\n{}\n]\n", lines.join(",\n")))?;
     println!("raw data: {out}");

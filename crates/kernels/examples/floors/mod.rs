@@ -1,8 +1,16 @@
 //! What the machine gives, measured beside what is compared with it: memory's read bandwidth and the multiply-add peak.
+//!
+//! On a machine that is shared with others both swing between readings, by a third and more. A limit is a maximum, so the
+//! best reading of the whole run counts: the shares are then too low rather than too high, and comparable with each other. Bandwidth belongs to a
+//! number of threads, whatever their instructions; the peak to an instruction set and a number of threads.
 
 use kernels::Isa;
+use std::collections::BTreeMap;
 use std::hint::black_box;
 use std::time::Instant;
+
+/// Read for the bandwidth: beyond any cache of the machines that we know.
+pub const PROBE_BYTES: usize = 1 << 30;
 
 /// The middle one.
 pub fn median(mut v: Vec<f64>) -> f64 {
@@ -17,50 +25,115 @@ pub fn seconds(mut f: impl FnMut()) -> f64 {
     start.elapsed().as_secs_f64()
 }
 
-/// Bytes per second of reading `data` on all threads of a scope.
-pub fn read_bandwidth(data: &[u8], threads: usize) -> f64 {
-    let part = data.len() / threads;
-    let t = seconds(|| {
-        std::thread::scope(|s| {
-            for p in data.chunks(part).take(threads) {
-                s.spawn(move || black_box(sum(p)));
-            }
-        })
-    });
-    (part * threads) as f64 / t
+/// The best readings so far.
+pub struct Floors {
+    probe: Vec<u8>,
+    readings: usize,
+    bandwidth: BTreeMap<usize, f64>,
+    peak: BTreeMap<(String, usize), f64>,
 }
 
-#[cfg(target_arch = "x86_64")]
-fn sum(p: &[u8]) -> u64 {
-    #[target_feature(enable = "avx512f")]
-    fn wide(p: &[u8]) -> u64 {
-        use std::arch::x86_64::*;
-        let mut acc = [_mm512_setzero_si512(); 8];
-        for c in p.chunks_exact(512) {
-            for (i, acc) in acc.iter_mut().enumerate() {
-                // SAFETY: 512 bytes a chunk.
-                *acc = _mm512_or_si512(*acc, unsafe { _mm512_loadu_si512(c.as_ptr().add(64 * i).cast()) });
+impl Floors {
+    /// Without readings.
+    pub fn new() -> Self {
+        Self {
+            probe: (0..PROBE_BYTES).map(|i| i as u8).collect(),
+            readings: 0,
+            bandwidth: BTreeMap::new(),
+            peak: BTreeMap::new(),
+        }
+    }
+
+    /// Reads the memory once on `threads` threads, in the ways of [`WAYS`] by turns, and returns this reading in bytes per second.
+    pub fn read(&mut self, threads: usize) -> f64 {
+        let way = WAYS[self.readings % WAYS.len()];
+        self.readings += 1;
+        let part = self.probe.len() / threads;
+        let t = seconds(|| {
+            std::thread::scope(|s| {
+                for p in self.probe.chunks(part).take(threads) {
+                    s.spawn(move || black_box(way(p)));
+                }
+            })
+        });
+        let reading = (part * threads) as f64 / t;
+        let best = self.bandwidth.entry(threads).or_default();
+        *best = best.max(reading);
+        reading
+    }
+
+    /// Multiplies and adds for some milliseconds, and returns this reading in operations per second.
+    pub fn multiply(&mut self, isa: Isa, threads: usize) -> f64 {
+        let reading = fma_rate(isa, threads);
+        let best = self.peak.entry((isa.to_string(), threads)).or_default();
+        *best = best.max(reading);
+        reading
+    }
+
+    /// Bytes per second that `threads` threads can read: the best of all readings.
+    pub fn bandwidth(&self, threads: usize) -> f64 {
+        self.bandwidth[&threads]
+    }
+
+    /// Operations per second of multiply-adds (two each) that `threads` threads can do: the best of all readings.
+    pub fn peak(&self, isa: Isa, threads: usize) -> f64 {
+        self.peak[&(isa.to_string(), threads)]
+    }
+}
+
+/// Ways to read: which is the fastest differs between machines and numbers of threads.
+const WAYS: [fn(&[u8]) -> u64; 3] = [or_lines::<1, 0>, or_lines::<1, 4096>, or_lines::<4, 1024>];
+
+/// Reads lines of 64 bytes from `STREAMS` places in turn, and asks for the line that lies `AHEAD` bytes further if that is not 0.
+fn or_lines<const STREAMS: usize, const AHEAD: usize>(p: &[u8]) -> u64 {
+    #[cfg(target_arch = "x86_64")]
+    {
+        #[target_feature(enable = "avx512f")]
+        fn avx512<const STREAMS: usize, const AHEAD: usize>(p: &[u8]) -> u64 {
+            or_lines_inner::<STREAMS, AHEAD>(p)
+        }
+        #[target_feature(enable = "avx2")]
+        fn avx2<const STREAMS: usize, const AHEAD: usize>(p: &[u8]) -> u64 {
+            or_lines_inner::<STREAMS, AHEAD>(p)
+        }
+        if is_x86_feature_detected!("avx512f") {
+            // SAFETY: just checked.
+            return unsafe { avx512::<STREAMS, AHEAD>(p) };
+        }
+        if is_x86_feature_detected!("avx2") {
+            // SAFETY: just checked.
+            return unsafe { avx2::<STREAMS, AHEAD>(p) };
+        }
+    }
+    or_lines_inner::<STREAMS, AHEAD>(p)
+}
+
+#[inline(always)]
+fn or_lines_inner<const STREAMS: usize, const AHEAD: usize>(p: &[u8]) -> u64 {
+    const LINE: usize = 64;
+    let mut lines: [_; STREAMS] = std::array::from_fn(|s| {
+        let part = p.len() / STREAMS;
+        p[s * part..(s + 1) * part].chunks_exact(LINE)
+    });
+    let mut acc = [[0_u64; LINE / 8]; STREAMS];
+    for _ in 0..p.len() / STREAMS / LINE {
+        for (acc, lines) in acc.iter_mut().zip(&mut lines) {
+            let line = lines.next().unwrap_or_default();
+            #[cfg(target_arch = "x86_64")]
+            if AHEAD > 0 {
+                use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+                // SAFETY: a prefetch of any address does nothing but fill caches.
+                unsafe { _mm_prefetch::<_MM_HINT_T0>(line.as_ptr().wrapping_add(AHEAD).cast()) };
+            }
+            for (acc, word) in acc.iter_mut().zip(line.chunks_exact(8)) {
+                *acc |= u64::from_le_bytes(word.try_into().unwrap());
             }
         }
-        let all = acc.into_iter().reduce(|a, b| _mm512_or_si512(a, b)).unwrap();
-        _mm512_reduce_or_epi64(all) as u64
     }
-    if is_x86_feature_detected!("avx512f") {
-        // SAFETY: just checked.
-        return unsafe { wide(p) };
-    }
-    p.chunks_exact(8)
-        .fold(0, |a, c| a | u64::from_le_bytes(c.try_into().unwrap()))
+    acc.as_flattened().iter().fold(0, |all, word| all | word)
 }
 
-#[cfg(not(target_arch = "x86_64"))]
-fn sum(p: &[u8]) -> u64 {
-    p.chunks_exact(8)
-        .fold(0, |a, c| a | u64::from_le_bytes(c.try_into().unwrap()))
-}
-
-/// Operations of multiply-adds (two each) per second with the registers of `isa`, on `threads` threads.
-pub fn fma_peak(isa: Isa, threads: usize) -> f64 {
+fn fma_rate(isa: Isa, threads: usize) -> f64 {
     const STEPS: usize = 4_000_000;
     const CHAINS: usize = 12;
     #[cfg(target_arch = "x86_64")]
