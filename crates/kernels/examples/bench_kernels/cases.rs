@@ -1,7 +1,8 @@
 //! What is measured: each kernel at K3's shapes, with the bytes that it must move and the operations that it must do.
 
 use kernels::{
-    Backend, Cpu, Elements, ExpertMatrices, KvFormat, Lane, Matrix, MlaShape, SituCaps, Span, Taker, WeightFormat,
+    Backend, Cpu, Elements, ExpertMatrices, ExpertWork, KvFormat, Lane, Matrix, MlaShape, SituCaps, Span, Taker,
+    WeightFormat,
 };
 use std::sync::Arc;
 
@@ -167,7 +168,11 @@ fn expert(rows: usize, noise: &mut Noise, cpu: &Cpu) -> Case {
                     beta: 4.0,
                     linear_beta: 25.0,
                 };
-                cpu.expert(&w, caps, &x, &takers, &mut results);
+                let work = ExpertWork {
+                    matrices: w,
+                    takers: &takers,
+                };
+                cpu.experts(&[work], caps, &x, &mut results);
             }
         }),
     }
@@ -257,17 +262,14 @@ fn sets<T: 'static>(
 
 fn convolution(rows: usize, noise: &mut Noise, cpu: &Cpu) -> Case {
     let taps = cpu.vector(vec![0.25; TAPS * WIDTH]);
-    // Input, output, taps, and the last inputs read and written.
-    let bytes = 4 * WIDTH * (2 * rows + TAPS + 2 * (TAPS - 1));
+    // For queries, keys and values: rows read and written, taps, and the last inputs read and written.
+    let bytes = 3 * 4 * WIDTH * (2 * rows + TAPS + 2 * (TAPS - 1));
     let make = || {
-        (
-            act(rows, WIDTH, noise, cpu),
-            cpu.kda(HEADS, DIM, TAPS),
-            cpu.act(rows, WIDTH),
-        )
+        let rows = [(); 3].map(|()| act(rows, WIDTH, noise, cpu));
+        (rows, cpu.kda(HEADS, DIM, TAPS))
     };
-    sets(bytes, 2 * TAPS * rows * WIDTH, make, move |cpu, (x, state, y)| {
-        cpu.conv(x, &taps, 0, &[Span { first: 0, rows }], &mut [state], y)
+    sets(bytes, 3 * 2 * TAPS * rows * WIDTH, make, move |cpu, (x, state)| {
+        cpu.conv(x.each_mut(), [&taps; 3], &[Span { first: 0, rows }], &mut [state])
     })
 }
 
