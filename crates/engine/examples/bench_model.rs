@@ -1,6 +1,6 @@
 //! A whole model whose experts are all in memory, against what the machine gives: decoding against the bytes that a token touches and
 //! memory's read bandwidth, a prompt against its operations and the multiply-add peak, all measured in one run, in turn. The model counts
-//! with its median, the machine with its best reading (`floors`).
+//! with its median, the machine with its best reading (`floors`) and, beside it, with its middle one.
 //!
 //! `cargo run --release -p engine --example bench_model -- MODEL OUT.json [THREADS]` or `make bench-model`.
 
@@ -103,17 +103,20 @@ fn main() -> Result<()> {
         rounds.push((prompt_rate, decode_rate, read));
     }
     let (bandwidth, peak) = (floors.bandwidth(threads), floors.peak(isa, threads));
+    let (middle_bandwidth, middle_peak) = floors.middle(isa, threads);
     let decode_share = |rate: f64| rate * cost.bytes / bandwidth;
     let prompt_share = |rate: f64| cost.prompt_operations() * rate / PROMPT as f64 / peak;
     let line = |&(prompt, decode, read): &(f64, f64, u64)| {
         format!(
             "{{\"isa\":\"{isa}\",\"threads\":{threads},\"decode_tokens_per_s\":{decode:.3},\"decode_share\":{:.4},\
              \"prompt_tokens_per_s\":{prompt:.3},\"prompt_share\":{:.4},\"read_gb_per_s\":{:.2},\
-             \"fma_gflop_per_s\":{:.1},\"token_bytes\":{},\"token_operations\":{},\"expert_bytes_read\":{read}}}",
+             \"fma_gflop_per_s\":{:.1},\"middle_read_gb_per_s\":{:.2},\"middle_fma_gflop_per_s\":{:.1},\"token_bytes\":{},\"token_operations\":{},\"expert_bytes_read\":{read}}}",
             decode_share(decode),
             prompt_share(prompt),
             bandwidth / 1e9,
             peak / 1e9,
+            middle_bandwidth / 1e9,
+            middle_peak / 1e9,
             cost.bytes,
             cost.operations
         )
@@ -127,6 +130,13 @@ fn main() -> Result<()> {
         bandwidth / 1e9,
         prompt_share(prompt) * 100.0,
         peak / 1e9
+    );
+    println!(
+        "of the middle readings, {:.1} GB/s and {:.0} GFLOP/s: {:.1} % and {:.1} %",
+        middle_bandwidth / 1e9,
+        middle_peak / 1e9,
+        decode_share(decode) * bandwidth / middle_bandwidth * 100.0,
+        prompt_share(prompt) * peak / middle_peak * 100.0
     );
     std::fs::write(&out, format!("[\n{}\n]\n", lines.join(",\n")))?;
     println!("raw data: {out}");

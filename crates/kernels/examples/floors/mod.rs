@@ -25,12 +25,12 @@ pub fn seconds(mut f: impl FnMut()) -> f64 {
     start.elapsed().as_secs_f64()
 }
 
-/// The best readings so far.
+/// The readings so far.
 pub struct Floors {
     probe: Vec<u8>,
     readings: usize,
-    bandwidth: BTreeMap<usize, f64>,
-    peak: BTreeMap<(String, usize), f64>,
+    bandwidth: BTreeMap<usize, Vec<f64>>,
+    peak: BTreeMap<(String, usize), Vec<f64>>,
 }
 
 impl Floors {
@@ -57,28 +57,40 @@ impl Floors {
             })
         });
         let reading = (part * threads) as f64 / t;
-        let best = self.bandwidth.entry(threads).or_default();
-        *best = best.max(reading);
+        self.bandwidth.entry(threads).or_default().push(reading);
         reading
     }
 
     /// Multiplies and adds for some milliseconds, and returns this reading in operations per second.
     pub fn multiply(&mut self, isa: Isa, threads: usize) -> f64 {
         let reading = fma_rate(isa, threads);
-        let best = self.peak.entry((isa.to_string(), threads)).or_default();
-        *best = best.max(reading);
+        self.peak.entry((isa.to_string(), threads)).or_default().push(reading);
         reading
     }
 
     /// Bytes per second that `threads` threads can read: the best of all readings.
     pub fn bandwidth(&self, threads: usize) -> f64 {
-        self.bandwidth[&threads]
+        best(&self.bandwidth[&threads])
     }
 
     /// Operations per second of multiply-adds (two each) that `threads` threads can do: the best of all readings.
     pub fn peak(&self, isa: Isa, threads: usize) -> f64 {
-        self.peak[&(isa.to_string(), threads)]
+        best(&self.peak[&(isa.to_string(), threads)])
     }
+
+    /// The middle readings of both: what the machine gave beside what was measured, when others took part of it.
+    #[allow(dead_code)] // Not each bench asks.
+    pub fn middle(&self, isa: Isa, threads: usize) -> (f64, f64) {
+        let bandwidth = self.bandwidth[&threads].clone();
+        (
+            median(bandwidth),
+            median(self.peak[&(isa.to_string(), threads)].clone()),
+        )
+    }
+}
+
+fn best(readings: &[f64]) -> f64 {
+    readings.iter().copied().fold(0.0, f64::max)
 }
 
 /// Ways to read: which is the fastest differs between machines and numbers of threads.

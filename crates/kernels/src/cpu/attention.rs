@@ -169,15 +169,18 @@ impl Cpu {
         assert_eq!(kv_b.format, WeightFormat::Bf16, "kv_b is published as bf16");
         let (query, full) = (shape.nope + shape.shared, shape.latent + shape.shared);
         let row_bytes = shape.latent * 2;
-        self.each_row(q, y, |_, q, y| {
-            for (head, (q, y)) in q.chunks_exact(query).zip(y.chunks_exact_mut(full)).enumerate() {
-                let first = head * (shape.nope + shape.value);
-                let w = &kv_b.bytes()[first * row_bytes..(first + shape.nope) * row_bytes];
-                let (absorbed, shared) = y.split_at_mut(shape.latent);
-                // SAFETY: `new` checked the form.
-                unsafe { mla::transposed(self.isa, w, &q[..shape.nope], absorbed) };
-                shared.copy_from_slice(&q[shape.nope..]);
-            }
+        y.resize(q.rows);
+        assert_eq!((q.width, y.width), (shape.heads * query, shape.heads * full));
+        let rows = y.data_mut().chunks_exact_mut(full).enumerate();
+        self.each(rows.collect(), |(i, y)| {
+            let (row, head) = (i / shape.heads, i % shape.heads);
+            let q = &q.row(row)[head * query..][..query];
+            let first = head * (shape.nope + shape.value);
+            let w = &kv_b.bytes()[first * row_bytes..(first + shape.nope) * row_bytes];
+            let (absorbed, shared) = y.split_at_mut(shape.latent);
+            // SAFETY: `new` checked the form.
+            unsafe { mla::transposed(self.isa, w, &q[..shape.nope], absorbed) };
+            shared.copy_from_slice(&q[shape.nope..]);
         });
     }
 

@@ -20,21 +20,25 @@ impl Cpu {
     pub(super) fn route_rows(&self, logits: &Rows, bias: &[f32], top_k: usize, scale: f32) -> Routes {
         let mut routes = Routes {
             top_k,
-            experts: Vec::with_capacity(logits.rows * top_k),
-            weights: Vec::with_capacity(logits.rows * top_k),
+            experts: vec![0; logits.rows * top_k],
+            weights: vec![0.0; logits.rows * top_k],
         };
-        for row in 0..logits.rows {
+        let places = routes
+            .experts
+            .chunks_exact_mut(top_k)
+            .zip(routes.weights.chunks_exact_mut(top_k));
+        self.each(places.enumerate().collect(), |(row, (experts, weights))| {
             let mut scores = logits.row(row).to_vec();
             // SAFETY: `new` checked the form.
             unsafe { vector::sigmoid_all(self.isa, &mut scores) };
-            let chosen = choose(&scores, bias, top_k);
-            let sum: f32 = chosen.iter().fold(0.0, |sum, &e| sum + scores[e as usize]) + ROUTE_EPS;
-            for e in chosen {
-                let score = scores[e as usize];
-                routes.experts.push(e);
-                routes.weights.push(score / sum * scale);
-            }
-        }
+            experts.copy_from_slice(&choose(&scores, bias, top_k));
+            let score = |e: &u32| scores[*e as usize];
+            let sum = experts.iter().map(score).fold(0.0, |sum, score| sum + score) + ROUTE_EPS;
+            weights
+                .iter_mut()
+                .zip(&*experts)
+                .for_each(|(w, e)| *w = score(e) / sum * scale);
+        });
         routes
     }
 
