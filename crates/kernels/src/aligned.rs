@@ -3,7 +3,7 @@
 use std::ops::{Deref, DerefMut};
 
 /// Bytes of a cache line, and of the widest register.
-const LINE: usize = 64;
+pub(crate) const LINE: usize = 64;
 
 /// A fixed number of numbers from a cache line on.
 #[derive(Debug)]

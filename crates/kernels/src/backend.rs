@@ -43,14 +43,6 @@ impl Routes {
         self.experts.len().checked_div(self.top_k).unwrap_or(0)
     }
 
-    /// The union of all rows' experts, ascending.
-    pub fn union(&self) -> Vec<u32> {
-        let mut all = self.experts.clone();
-        all.sort_unstable();
-        all.dedup();
-        all
-    }
-
     /// Who wants which expert.
     pub fn demand(&self) -> Demand {
         let taker = |place| Taker {

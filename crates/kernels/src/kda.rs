@@ -8,7 +8,7 @@ use crate::aligned::Aligned;
 use crate::functions::{exp, sigmoid, silu};
 use crate::isa::{Isa, multiversion};
 use crate::matmul::LANES;
-use crate::registers::{self, Register, prefetch};
+use crate::registers::{Register, prefetch, with_register};
 use std::cell::Cell;
 
 multiversion! {
@@ -60,33 +60,25 @@ pub(crate) struct Step<'a> {
 /// # Safety
 /// The processor must run `isa`.
 pub(crate) unsafe fn delta(isa: Isa, state: &mut [f32], steps: &mut [Step]) {
-    #[cfg(target_arch = "x86_64")]
-    #[target_feature(enable = "avx2,fma")]
-    fn avx2(state: &mut [f32], steps: &mut [Step]) {
-        // SAFETY: this function has the features of its form.
-        unsafe { all_columns::<registers::x86::Avx2, 4>(state, steps) }
-    }
-    #[cfg(target_arch = "x86_64")]
-    #[target_feature(enable = "avx2,fma,avx512f,avx512bw,avx512dq,avx512vl")]
-    fn avx512(state: &mut [f32], steps: &mut [Step]) {
-        // SAFETY: this function has the features of its form.
-        unsafe { all_columns::<registers::x86::Avx512, 2>(state, steps) }
-    }
-    if let [step] = steps {
-        // SAFETY: the caller's promise.
-        return unsafe { one_token(isa, state, step) };
-    }
-    // SAFETY: the caller promises that the processor runs `isa`.
+    // SAFETY: the caller's promise.
     unsafe {
-        match isa {
-            #[cfg(target_arch = "x86_64")]
-            Isa::Avx2 => avx2(state, steps),
-            #[cfg(target_arch = "x86_64")]
-            Isa::Avx512 => avx512(state, steps),
-            _ => all_columns::<[f32; 4], 8>(state, steps),
+        match steps {
+            [step] => one_token(isa, state, step),
+            _ => tokens(isa, state, steps),
         }
     }
 }
+
+with_register! { R =>
+    /// [`delta`] for several tokens.
+    unsafe fn tokens(state: &mut [f32], steps: &mut [Step<'_>]) {
+        all_columns::<R, { COLUMNS / R::WIDTH }>(state, steps)
+    }
+}
+
+/// Columns that go through the tokens together. 32 columns of 128 keys are 16 KiB: with 64, which keep more sums in registers, the
+/// first-level cache is crowded, and 64 tokens took about 5 % longer (AVX-512, one thread).
+const COLUMNS: usize = 32;
 
 /// Columns that one token's sweeps take together: a head's, as a rule.
 const WIDE: usize = 256;
@@ -126,8 +118,7 @@ thread_local! {
     static STRIP: Cell<Aligned<f32>> = Cell::default();
 }
 
-/// Columns in groups of `C` registers, the rest one by one. 32 columns of 128 keys are 16 KiB: with 64, which keep more sums in
-/// registers, the first-level cache is crowded, and 64 tokens took about 5 % longer (AVX-512, one thread).
+/// Columns in groups of `C` registers, the rest one by one.
 ///
 /// # Safety
 /// The processor runs `V`; so for the functions below.

@@ -28,7 +28,7 @@ pub(crate) trait Register: Copy {
 
 /// Asks for the line at an address, which need not be valid, into the second-level cache.
 #[inline(always)]
-pub(crate) fn prefetch(at: *const f32) {
+pub(crate) fn prefetch<T>(at: *const T) {
     #[cfg(target_arch = "x86_64")]
     // SAFETY: a prefetch never faults, and every x86-64 has it.
     unsafe {
@@ -41,8 +41,10 @@ pub(crate) fn prefetch(at: *const f32) {
 
 /// Numbers of a register of the plain form: as many as the smallest vector registers hold.
 const PLAIN: usize = 4;
+/// A register of the plain form.
+pub(crate) type Plain = [f32; PLAIN];
 
-impl Register for [f32; PLAIN] {
+impl Register for Plain {
     const WIDTH: usize = PLAIN;
     #[inline(always)]
     unsafe fn splat(x: f32) -> Self {
@@ -75,6 +77,48 @@ impl Register for [f32; PLAIN] {
         std::array::from_fn(|i| tree(sets[i].0))
     }
 }
+
+/// Compiles a definition in terms of a [`Register`] three times, as [`multiversion!`](crate::isa::multiversion) does a plain one; the
+/// first name stands for the form's register. The function gains a leading `isa` argument and is unsafe: the processor must run `isa`.
+macro_rules! with_register {
+    ($register:ident => $(#[$meta:meta])* $vis:vis unsafe fn $name:ident($($arg:ident: $ty:ty),* $(,)?) $(-> $ret:ty)? $body:block) => {
+        $(#[$meta])*
+        ///
+        /// # Safety
+        /// The processor must run `isa`.
+        #[allow(clippy::too_many_arguments)]
+        $vis unsafe fn $name(isa: $crate::Isa, $($arg: $ty),*) $(-> $ret)? {
+            #[cfg(target_arch = "x86_64")]
+            #[target_feature(enable = "avx2,fma")]
+            #[allow(clippy::too_many_arguments)]
+            fn avx2($($arg: $ty),*) $(-> $ret)? {
+                type $register = $crate::registers::x86::Avx2;
+                // SAFETY: this function has the features of its form.
+                unsafe { $body }
+            }
+            #[cfg(target_arch = "x86_64")]
+            #[target_feature(enable = "avx2,fma,avx512f,avx512bw,avx512dq,avx512vl")]
+            #[allow(clippy::too_many_arguments)]
+            fn avx512($($arg: $ty),*) $(-> $ret)? {
+                type $register = $crate::registers::x86::Avx512;
+                // SAFETY: this function has the features of its form.
+                unsafe { $body }
+            }
+            type $register = $crate::registers::Plain;
+            // SAFETY: the caller promises that the processor runs `isa`.
+            unsafe {
+                match isa {
+                    #[cfg(target_arch = "x86_64")]
+                    $crate::Isa::Avx2 => avx2($($arg),*),
+                    #[cfg(target_arch = "x86_64")]
+                    $crate::Isa::Avx512 => avx512($($arg),*),
+                    _ => $body,
+                }
+            }
+        }
+    };
+}
+pub(crate) use with_register;
 
 #[cfg(target_arch = "x86_64")]
 pub(crate) mod x86 {
@@ -263,6 +307,10 @@ mod tests {
     use crate::Isa;
     use crate::testing::numbers;
 
+    with_register! { R =>
+        unsafe fn trees(sets: &[Lane; TREES]) -> [f32; TREES] { R::trees(sets) }
+    }
+
     #[test]
     fn trees_together_are_trees_one_by_one() {
         let mut sets = [Lane::default(); TREES];
@@ -273,28 +321,8 @@ mod tests {
             }
             let want = sets.map(|set| tree(set.0).to_bits());
             for isa in Isa::available() {
-                #[cfg(target_arch = "x86_64")]
-                #[target_feature(enable = "avx2,fma")]
-                fn avx2(sets: &[Lane; TREES]) -> [f32; TREES] {
-                    // SAFETY: this function has the features of its form.
-                    unsafe { x86::Avx2::trees(sets) }
-                }
-                #[cfg(target_arch = "x86_64")]
-                #[target_feature(enable = "avx2,fma,avx512f,avx512bw,avx512dq,avx512vl")]
-                fn avx512(sets: &[Lane; TREES]) -> [f32; TREES] {
-                    // SAFETY: this function has the features of its form.
-                    unsafe { x86::Avx512::trees(sets) }
-                }
                 // SAFETY: the form is available.
-                let got = unsafe {
-                    match isa {
-                        #[cfg(target_arch = "x86_64")]
-                        Isa::Avx2 => avx2(&sets),
-                        #[cfg(target_arch = "x86_64")]
-                        Isa::Avx512 => avx512(&sets),
-                        _ => <[f32; PLAIN]>::trees(&sets),
-                    }
-                };
+                let got = unsafe { trees(isa, &sets) };
                 assert_eq!(got.map(f32::to_bits), want, "{isa}");
             }
         }

@@ -1,6 +1,9 @@
 //! Compute threads that wait cost next to nothing. Alone in its process, whose time is counted.
 
+mod processor_time;
+
 use kernels::{Backend, Cpu, Isa};
+use processor_time::processor_time;
 use std::time::Duration;
 
 const IDLE: Duration = Duration::from_millis(500);
@@ -27,14 +30,4 @@ fn an_idle_pool_sleeps() {
     let before = processor_time().unwrap();
     (0..200).for_each(|_| cpu.sigmoid(&mut x));
     assert!(processor_time().unwrap() > before);
-}
-
-/// Of all threads so far, in nanoseconds on Linux.
-fn processor_time() -> Option<Duration> {
-    let nanoseconds = |task: std::io::Result<std::fs::DirEntry>| -> Option<u64> {
-        let text = std::fs::read_to_string(task.ok()?.path().join("schedstat")).ok()?;
-        text.split(' ').next()?.parse().ok()
-    };
-    let tasks = std::fs::read_dir("/proc/self/task").ok()?;
-    tasks.map(nanoseconds).sum::<Option<u64>>().map(Duration::from_nanos)
 }

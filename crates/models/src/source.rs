@@ -64,7 +64,6 @@ pub trait ExpertStream {
     fn demand(&mut self, layer: usize, experts: &[u32]) -> Result<(), Self::Error>;
 
     /// Waits for the next expert and gives it to `run`, together with others that are there as well, up to
-    /// [`EXPERTS_TOGETHER`]; `false` when all that was
-    /// demanded has been run.
+    /// [`EXPERTS_TOGETHER`]; `false` when all that was demanded has been run.
     fn next(&mut self, run: &mut RunExperts) -> Result<bool, Self::Error>;
 }

@@ -16,6 +16,8 @@ mod cases;
 #[path = "../floors/mod.rs"]
 mod floors;
 mod pool;
+#[path = "../../tests/processor_time/mod.rs"]
+mod processor_time;
 
 use cases::{Kind, Noise, kinds};
 use floors::{Floors, median, seconds};

@@ -1,6 +1,7 @@
 //! What the compute threads cost by themselves: a fork and join, and waiting.
 
 use crate::floors::{median, seconds};
+use crate::processor_time::processor_time;
 use kernels::{Backend, Cpu, Isa};
 use std::time::Duration;
 
@@ -27,25 +28,15 @@ pub fn measure(threads: usize) -> String {
             })
             .collect(),
     );
-    let before = processor_seconds();
+    let before = processor_time();
     std::thread::sleep(IDLE);
     let idle = before
-        .zip(processor_seconds())
-        .map(|(before, after)| (after - before) / IDLE.as_secs_f64());
+        .zip(processor_time())
+        .map(|(before, after)| (after - before).div_duration_f64(IDLE));
     let idle = idle.map_or("null".into(), |share| format!("{share:.5}"));
     format!(
         "{{\"kernel\":\"fork and join\",\"isa\":\"{}\",\"threads\":{threads},\"microseconds\":{hot:.2},\
          \"microseconds_after_pause\":{cold:.2},\"idle_processor_share\":{idle}}}",
         cpu.isa()
     )
-}
-
-/// Processor time of all threads so far, on Linux.
-fn processor_seconds() -> Option<f64> {
-    let tasks = std::fs::read_dir("/proc/self/task").ok()?;
-    let nanoseconds = |task: std::io::Result<std::fs::DirEntry>| -> Option<f64> {
-        let text = std::fs::read_to_string(task.ok()?.path().join("schedstat")).ok()?;
-        text.split(' ').next()?.parse().ok()
-    };
-    tasks.map(nanoseconds).sum::<Option<f64>>().map(|sum| sum / 1e9)
 }

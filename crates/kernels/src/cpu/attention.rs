@@ -156,7 +156,7 @@ impl Cpu {
                         value,
                         beta: beta.row(row)[head],
                         // SAFETY: this task alone writes this head of this span's rows.
-                        out: unsafe { out.slice(row, head * dim, dim) },
+                        out: unsafe { out.row_mut(row, &(head * dim..(head + 1) * dim)) },
                     }
                 })
                 .collect();

@@ -25,8 +25,8 @@ impl Cpu {
         };
         let places = routes
             .experts
-            .chunks_exact_mut(top_k)
-            .zip(routes.weights.chunks_exact_mut(top_k));
+            .chunks_exact_mut(top_k.max(1))
+            .zip(routes.weights.chunks_exact_mut(top_k.max(1)));
         self.each(places.enumerate().collect(), |(row, (experts, weights))| {
             let mut scores = logits.row(row).to_vec();
             // SAFETY: `new` checked the form.
@@ -131,6 +131,8 @@ mod tests {
         assert_eq!(r.experts, [1, 2]);
         let (a, b) = (0.5, sigmoid(5.0));
         assert_eq!(r.weights, [a / (a + b) * 2.0, b / (a + b) * 2.0]);
+        assert_eq!(r.demand().experts(), [1, 2]);
+        assert_eq!(r.demand().takers(2), [Taker { row: 0, place: 1 }]);
     }
 
     #[test]

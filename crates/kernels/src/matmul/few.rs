@@ -5,6 +5,8 @@
 
 use super::form::{Form, Kind, Stored, block_at, last_block, part};
 use super::{Lane, Output, PANEL_BLOCKS, PANEL_LANES, Packed};
+use crate::aligned::LINE;
+use crate::registers::prefetch;
 use std::ops::Range;
 
 /// Up to this many rows weights are decoded in registers; beyond, into a panel.
@@ -18,8 +20,6 @@ const PART_LANES: usize = 7 * PANEL_LANES;
 const AHEAD_BYTES: usize = 8 << 10;
 /// And so many outputs at least, all that are taken together.
 const AHEAD: usize = 4;
-/// What one prefetch brings.
-const LINE_BYTES: usize = 64;
 
 /// All of `outputs` for at most `FEW_ROWS` rows.
 ///
@@ -148,8 +148,8 @@ unsafe fn strip<F: Form, K: Kind, const M: usize, const N: usize>(
                 let x = panel.add(2 * b);
                 let at = (first + b - blocks.start) * K::BYTES;
                 for n in 0..N {
-                    if at % LINE_BYTES < K::BYTES {
-                        F::prefetch(ahead.wrapping_add(n * w.row_bytes() + at));
+                    if at % LINE < K::BYTES {
+                        prefetch(ahead.wrapping_add(n * w.row_bytes() + at));
                     }
                     let from = block_at::<K>(w, output + n, first + b);
                     add::<F, K, M, N>(w, from, output + n, first + b, x, n, &mut acc);

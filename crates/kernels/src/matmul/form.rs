@@ -17,13 +17,6 @@ pub(super) trait Form {
     unsafe fn store(to: *mut f32, v: Self::Reg);
     /// `a * b + c`, rounded once.
     unsafe fn fma(a: Self::Reg, b: Self::Reg, c: Self::Reg) -> Self::Reg;
-    /// Asks for the line at an address, which need not be valid, into the second-level cache.
-    #[inline(always)]
-    unsafe fn prefetch(at: *const u8) {
-        // SAFETY: every form has SSE; a prefetch never faults.
-        unsafe { _mm_prefetch::<_MM_HINT_T1>(at.cast()) }
-    }
-
     /// The lanes added in the order of `super::tree`.
     #[inline(always)]
     unsafe fn tree(lane: &Lane) -> f32 {

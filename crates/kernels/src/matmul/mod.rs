@@ -137,16 +137,6 @@ impl<'a> Output<'a> {
         // SAFETY: the caller's promise; places were checked.
         unsafe { *self.base.add(place * self.stride + output) = value }
     }
-
-    /// The results of `count` outputs from `first` on.
-    ///
-    /// # Safety
-    /// As for [`set`](Self::set), for each of them, as long as the slice lives.
-    pub(crate) unsafe fn slice(self, row: usize, first: usize, count: usize) -> &'a mut [f32] {
-        let place = self.places.map_or(row, |places| places[row]);
-        // SAFETY: the caller's promise; places were checked.
-        unsafe { std::slice::from_raw_parts_mut(self.base.add(place * self.stride + first), count) }
-    }
 }
 
 /// Computes `outputs` of `W x` for every row of `x`.

@@ -5,9 +5,9 @@ mod values;
 
 use crate::format::bf16_to_f32;
 use crate::functions::exp;
-use crate::isa::{Isa, multiversion};
+use crate::isa::multiversion;
 use crate::latents::ATTENTION_BLOCK;
-use crate::registers::{self, Register};
+use crate::registers::{Register, with_register};
 
 /// Heads that are taken through a block together, so that it comes from the second-level cache once for all of them. More
 /// would crowd the first-level cache, where their queries stay (6 x 576 x 4 B are 13.5 KiB): 12 took 2 %, 24 took 11 % longer.
@@ -35,31 +35,15 @@ impl Softmax {
 #[repr(C, align(64))]
 struct Scores([[f32; ATTENTION_BLOCK]; GROUP]);
 
-/// Takes one block of positions into the running softmaxes of some heads of one row.
-///
-/// `queries` holds a query of the cache's width for each head; `rows` the block, `[positions, width]`; `ahead` what will be
-/// read next, which is asked for into the second-level cache meanwhile; `out` the weighted
-/// sums of the first numbers of each row, not yet divided, head after head. In order, for each head: all scores `<query,
-/// row> * scale`; the maximum with the running one; sum and `out` rescaled by `exp(old - new)`; then positions ascending
-/// `p = exp(score - max)`, `sum += p`, `out += p * row`. Heads are taken together only so that a row is loaded once for several.
-///
-/// # Safety
-/// The processor must run `isa`.
-#[allow(clippy::too_many_arguments)]
-pub(crate) unsafe fn attend_block(
-    isa: Isa,
-    softmax: &mut [Softmax],
-    queries: &[f32],
-    width: usize,
-    rows: &[f32],
-    ahead: &[u8],
-    scale: f32,
-    out: &mut [f32],
-) {
-    #[cfg(target_arch = "x86_64")]
-    #[target_feature(enable = "avx2,fma")]
-    #[allow(clippy::too_many_arguments)]
-    fn avx2(
+with_register! { R =>
+    /// Takes one block of positions into the running softmaxes of some heads of one row.
+    ///
+    /// `queries` holds a query of the cache's width for each head; `rows` the block, `[positions, width]`; `ahead` what will be
+    /// read next, which is asked for into the second-level cache meanwhile; `out` the weighted
+    /// sums of the first numbers of each row, not yet divided, head after head. In order, for each head: all scores `<query,
+    /// row> * scale`; the maximum with the running one; sum and `out` rescaled by `exp(old - new)`; then positions ascending
+    /// `p = exp(score - max)`, `sum += p`, `out += p * row`. Heads are taken together only so that a row is loaded once for several.
+    pub(crate) unsafe fn attend_block(
         softmax: &mut [Softmax],
         queries: &[f32],
         width: usize,
@@ -68,32 +52,7 @@ pub(crate) unsafe fn attend_block(
         scale: f32,
         out: &mut [f32],
     ) {
-        // SAFETY: this function has the features of its form.
-        unsafe { groups::<registers::x86::Avx2>(softmax, queries, width, rows, ahead, scale, out) }
-    }
-    #[cfg(target_arch = "x86_64")]
-    #[target_feature(enable = "avx2,fma,avx512f,avx512bw,avx512dq,avx512vl")]
-    fn avx512(
-        softmax: &mut [Softmax],
-        queries: &[f32],
-        width: usize,
-        rows: &[f32],
-        ahead: &[u8],
-        scale: f32,
-        out: &mut [f32],
-    ) {
-        // SAFETY: this function has the features of its form.
-        unsafe { groups::<registers::x86::Avx512>(softmax, queries, width, rows, ahead, scale, out) }
-    }
-    // SAFETY: the caller promises that the processor runs `isa`.
-    unsafe {
-        match isa {
-            #[cfg(target_arch = "x86_64")]
-            Isa::Avx2 => avx2(softmax, queries, width, rows, ahead, scale, out),
-            #[cfg(target_arch = "x86_64")]
-            Isa::Avx512 => avx512(softmax, queries, width, rows, ahead, scale, out),
-            _ => groups::<[f32; 4]>(softmax, queries, width, rows, ahead, scale, out),
-        }
+        groups::<R>(softmax, queries, width, rows, ahead, scale, out)
     }
 }
 

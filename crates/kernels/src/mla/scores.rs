@@ -4,6 +4,7 @@
 #![allow(clippy::needless_range_loop)]
 
 use super::Scores;
+use crate::aligned::LINE;
 use crate::matmul::{LANES, Lane};
 use crate::registers::{Register, TREES, prefetch};
 
@@ -33,8 +34,8 @@ pub(super) unsafe fn scores<V: Register>(
     let mut ahead = ahead.chunks(share);
     // The rows of a tile stay in the first-level cache for all heads.
     for rows in rows.chunks(POSITIONS * width) {
-        for line in ahead.next().unwrap_or(&[]).chunks(size_of::<Lane>()) {
-            prefetch(line.as_ptr().cast());
+        for line in ahead.next().unwrap_or(&[]).chunks(LINE) {
+            prefetch(line.as_ptr());
         }
         let mut head = 0;
         while head < heads {

@@ -1,4 +1,5 @@
 use super::*;
+use crate::Isa;
 use crate::aligned::Aligned;
 use crate::format::f32_to_bf16;
 use crate::latents::{KvFormat, Latents};
