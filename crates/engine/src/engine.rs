@@ -11,7 +11,7 @@ use crate::probe::{LayerProbe, Probe, Watcher};
 use crate::resident::{Embedding, Resident};
 use crate::sequence::Sequence;
 use crate::session::Identity;
-use crate::trunk::{LoadPhase, LoadProgress, Making, Trunk, TrunkFormat};
+use crate::trunk::{LoadPhase, LoadProgress, Making, Trunk, TrunkError, TrunkFormat};
 use checkpoint::{Checkpoint, Class, K3Config};
 use drives::{Arena, MonotonicClock, Notice, Notices, Profile, Reader, StreamOptions, Streamer};
 use kernels::{Cpu, Isa, KvFormat, Rows};
@@ -176,9 +176,15 @@ impl Engine {
             notices: &notices,
             cancel: &options.cancel,
         };
+        let mut identity = OnceLock::new();
         let converted = match &options.trunk {
             Trunk::Published => None,
-            Trunk::Int8 { folder } => Some(making().find_or_make(folder.as_deref(), progress)?),
+            Trunk::Int8 { folder } => {
+                let folder = folder.as_deref().ok_or(TrunkError::NoFolder)?;
+                let read = Identity::read(&checkpoint)?;
+                identity = OnceLock::from(read);
+                Some(making().find_or_make(folder, read, progress)?)
+            }
         };
         let converted = converted.as_ref();
         let published = sizes.trunk() - sizes.of(Class::Embedding);
@@ -222,7 +228,7 @@ impl Engine {
             load_s: start.elapsed().as_secs_f64(),
             reader,
             mla_eps: options.mla_eps,
-            identity: OnceLock::new(),
+            identity,
             checkpoint,
         })
     }

@@ -1,7 +1,7 @@
 //! Budgets first: what the memory is divided among, decided before anything large is taken.
 
 use crate::error::Error;
-use crate::trunk::{TrunkFormat, is_converted};
+use crate::trunk::{TrunkFormat, int8_bytes, is_converted};
 use checkpoint::{Class, K3Config, Schema};
 use drives::PAGE_BYTES;
 use kernels::KvFormat;
@@ -249,17 +249,14 @@ pub fn trunk_bytes(schema: &Schema, format: TrunkFormat) -> u64 {
     let resident = schema.trunk().iter().filter(|spec| spec.class != Class::Embedding);
     resident
         .map(|spec| match is_matrix(spec.shape.dims()) {
-            true if format == TrunkFormat::Int8 && is_converted(spec) => int8_bytes(spec.shape.dims()),
+            true if format == TrunkFormat::Int8 && is_converted(spec) => {
+                let dims = spec.shape.dims();
+                int8_bytes(dims[0], dims[1]).next_multiple_of(PAGE_BYTES as u64)
+            }
             true => spec.bytes().next_multiple_of(PAGE_BYTES as u64) + PAGE_BYTES as u64,
             false => 4 * spec.shape.dims().iter().product::<u64>(),
         })
         .sum()
-}
-
-/// Integers and the rows' scales.
-fn int8_bytes(dims: &[u64]) -> u64 {
-    let (rows, cols) = (dims[0], dims[1]);
-    (rows * (cols + 4)).next_multiple_of(PAGE_BYTES as u64)
 }
 
 /// Whether a tensor stays as stored (a matrix) or is expanded to f32 (norms, biases, taps, pseudo-queries).

@@ -117,3 +117,8 @@ pub(crate) fn is_converted(spec: &TensorSpec) -> bool {
     let kept = matches!(spec.class, Class::Embedding | Class::Router) || spec.name.ends_with(".kv_b_proj.weight");
     is_matrix && spec.dtype == Dtype::Bf16 && !kept
 }
+
+/// Bytes of a converted matrix: its integers, and an f32 scale for each row.
+pub(crate) fn int8_bytes(rows: u64, cols: u64) -> u64 {
+    rows * (cols + size_of::<f32>() as u64)
+}

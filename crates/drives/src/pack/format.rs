@@ -4,6 +4,7 @@ use std::path::Path;
 
 use super::{PackContents, PackError, PackIndex, PackRange, PackShard, check_contents};
 use crate::buffer::AlignedBuf;
+use crate::fields::Fields;
 use crate::file::DirectFile;
 use crate::layout::ExpertId;
 use crate::notice::Notices;
@@ -271,33 +272,4 @@ fn decode(header: &Header, index: &[u8]) -> Result<(PackContents, Vec<u32>), Str
         return Err(format!("{found} checksums for {expected} chunks"));
     }
     Ok((contents, checksums))
-}
-
-/// Takes little-endian numbers off the front of bytes. Whoever takes has seen that enough are left.
-struct Fields<'a>(&'a [u8]);
-
-impl<'a> Fields<'a> {
-    fn take<const N: usize>(&mut self) -> [u8; N] {
-        let (first, rest) = self.0.split_first_chunk().unwrap_or((&[0; N], &[]));
-        self.0 = rest;
-        *first
-    }
-
-    fn bytes(&mut self, len: usize) -> Option<&'a [u8]> {
-        let (first, rest) = self.0.split_at_checked(len)?;
-        self.0 = rest;
-        Some(first)
-    }
-
-    fn u16(&mut self) -> u16 {
-        u16::from_le_bytes(self.take())
-    }
-
-    fn u32(&mut self) -> u32 {
-        u32::from_le_bytes(self.take())
-    }
-
-    fn u64(&mut self) -> u64 {
-        u64::from_le_bytes(self.take())
-    }
 }

@@ -37,14 +37,13 @@ pub(crate) struct TrunkFile {
 }
 
 impl Making<'_> {
-    /// The trunk of this model in `folder`, which is made where there is none.
+    /// The trunk of this model, whose identity is `identity`, in `folder`, which is made where there is none.
     pub(crate) fn find_or_make(
         &self,
-        folder: Option<&Path>,
+        folder: &Path,
+        identity: Identity,
         progress: &mut dyn FnMut(LoadProgress),
     ) -> Result<TrunkFile, Error> {
-        let folder = folder.ok_or(TrunkError::NoFolder)?;
-        let identity = Identity::read(self.checkpoint)?;
         let name = format!("{identity}-{}-n{NUMERICS_VERSION}{TRUNK_SUFFIX}", TrunkFormat::Int8);
         let path = folder.join(name);
         if let Some(file) = self.open(&path, identity, true)? {

@@ -1,9 +1,9 @@
 //! The bytes of a trunk file: header and index. `docs/trunk.md` draws them.
 
-use super::is_converted;
+use super::{int8_bytes, is_converted};
 use crate::session::Identity;
 use checkpoint::Schema;
-use drives::{AlignedBuf, DirectFile, Notices, PAGE_BYTES};
+use drives::{AlignedBuf, DirectFile, Fields, Notices, PAGE_BYTES};
 use kernels::NUMERICS_VERSION;
 use std::path::Path;
 
@@ -17,7 +17,6 @@ const INDEX_OFFSET: u64 = PAGE_BYTES as u64;
 const RECORD_BYTES: usize = 26;
 /// Longest index in bytes: a hundred times that of Kimi K3.
 const MAX_INDEX_BYTES: u64 = 16 << 20;
-const SCALE_BYTES: usize = size_of::<f32>();
 
 /// One converted tensor: its integers, row by row, then a scale for each row.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -34,7 +33,7 @@ pub(super) struct Entry {
 
 impl Entry {
     pub(super) fn bytes(&self) -> usize {
-        self.rows * (self.cols + SCALE_BYTES)
+        int8_bytes(self.rows as u64, self.cols as u64) as usize
     }
 }
 
@@ -215,31 +214,4 @@ fn decode(fields: &mut Fields<'_>, tensors: u32, folder_bytes: usize) -> Option<
         });
     }
     Some((folder, entries))
-}
-
-/// Takes little-endian numbers off the front of bytes; zeros where none are left.
-struct Fields<'a>(&'a [u8]);
-
-impl<'a> Fields<'a> {
-    fn bytes(&mut self, len: usize) -> Option<&'a [u8]> {
-        let (first, rest) = self.0.split_at_checked(len)?;
-        self.0 = rest;
-        Some(first)
-    }
-
-    fn take<const N: usize>(&mut self) -> [u8; N] {
-        self.bytes(N).and_then(|bytes| bytes.try_into().ok()).unwrap_or([0; N])
-    }
-
-    fn u16(&mut self) -> u16 {
-        u16::from_le_bytes(self.take())
-    }
-
-    fn u32(&mut self) -> u32 {
-        u32::from_le_bytes(self.take())
-    }
-
-    fn u64(&mut self) -> u64 {
-        u64::from_le_bytes(self.take())
-    }
 }
