@@ -1,10 +1,8 @@
 //! `anabranch compare`: how far settings that are not exact move logits, routes and loss.
 
-use std::path::Path;
 use std::time::Instant;
 
 use checkpoint::Checkpoint;
-use checkpoint::tokenizer::Tokenizer;
 use engine::{Cancel, Engine, PassRows, human};
 use instruments::{LogitsTally, RouteLog};
 
@@ -24,18 +22,13 @@ use scratch::Scratch;
 pub fn compare(settings: &Compare, interrupt: &Interrupt) -> Result<(), Error> {
     let _working = interrupt.working();
     let dir = model::folder(&settings.model)?;
-    let checkpoint = Checkpoint::open(&dir)?;
-    let texts = texts::read(&settings.texts, &Tokenizer::load(&dir)?)?;
-    for ids in &texts {
-        model::check_ids(&checkpoint, ids)?;
-    }
+    let (checkpoint, texts) = texts::with_model(&dir, &settings.texts)?;
     let tokens: usize = texts.iter().map(Vec::len).sum();
     let vocab = checkpoint.config().vocab_size;
     let mut scratch = Scratch::create(&settings.scratch, (tokens * vocab * size_of::<f32>()) as u64)?;
-    drop(checkpoint);
     // One after the other: memory may hold one trunk, not two.
     let mut keep = |_: Option<u32>, logits: &[f32]| scratch.write(logits);
-    let (one, routes) = follow(&dir, settings, &settings.exact, &texts, interrupt, &mut keep)?;
+    let (one, routes) = follow(checkpoint, settings, &settings.exact, &texts, interrupt, &mut keep)?;
     let mut before = vec![0.0; vocab];
     let mut logits_tally = LogitsTally::default();
     scratch.rewind()?;
@@ -44,7 +37,14 @@ pub fn compare(settings: &Compare, interrupt: &Interrupt) -> Result<(), Error> {
         logits_tally.add(&before, logits, next);
         Ok(())
     };
-    let (other, other_routes) = follow(&dir, settings, &settings.machine, &texts, interrupt, &mut tally)?;
+    let (other, other_routes) = follow(
+        Checkpoint::open(&dir)?,
+        settings,
+        &settings.machine,
+        &texts,
+        interrupt,
+        &mut tally,
+    )?;
     let report = Report {
         texts: texts.len(),
         sides: [one, other],
@@ -62,14 +62,13 @@ type Take<'a> = &'a mut dyn FnMut(Option<u32>, &[f32]) -> Result<(), Error>;
 
 /// Feeds all texts to the model with these settings, token by token as they are, whatever it would have chosen.
 fn follow(
-    dir: &Path,
+    checkpoint: Checkpoint,
     settings: &Compare,
     machine: &Machine,
     texts: &[Vec<u32>],
     interrupt: &Interrupt,
     take: Take<'_>,
 ) -> Result<(Side, RouteLog), Error> {
-    let checkpoint = Checkpoint::open(dir)?;
     let longest = texts.iter().map(Vec::len).max().unwrap_or(0);
     let needs = Needs {
         positions: longest,

@@ -3,8 +3,6 @@
 use std::fmt::Write;
 use std::time::Instant;
 
-use checkpoint::Checkpoint;
-use checkpoint::tokenizer::Tokenizer;
 use engine::{Cancel, Engine, PassRows, TrunkFormat, greedy};
 use instruments::{DraftCounts, LayerRouting, Ngram, Ratio, RoutingTally, top_share};
 use serde_json::{Value, json};
@@ -24,11 +22,7 @@ const NGRAM: Ngram = Ngram { matched: 2, longest: 6 };
 pub fn routing(settings: &Routing, interrupt: &Interrupt) -> Result<(), Error> {
     let _working = interrupt.working();
     let dir = model::folder(&settings.model)?;
-    let checkpoint = Checkpoint::open(&dir)?;
-    let texts = texts::read(&settings.texts, &Tokenizer::load(&dir)?)?;
-    for ids in &texts {
-        model::check_ids(&checkpoint, ids)?;
-    }
+    let (checkpoint, texts) = texts::with_model(&dir, &settings.texts)?;
     let longest = texts.iter().map(Vec::len).max().unwrap_or(0);
     let needs = Needs {
         positions: longest.saturating_add(settings.max_tokens),

@@ -2,6 +2,7 @@
 
 use std::path::Path;
 
+use checkpoint::Checkpoint;
 use checkpoint::chat::{Effort, Message, Role, render};
 use checkpoint::tokenizer::Tokenizer;
 use clap::ValueEnum;
@@ -9,6 +10,7 @@ use serde::Deserialize;
 
 use crate::args::EffortName;
 use crate::error::Error;
+use crate::model;
 use crate::run::read_text;
 use crate::settings::Texts;
 
@@ -16,8 +18,17 @@ const IDS_FORM: &str =
     "a JSON object whose \"ids\" is a list of token ids, or a list of such lists, none of them empty";
 const QUESTION_FORM: &str = "a JSON object such as {\"messages\": [{\"role\": \"user\", \"content\": \"Hello\"}]}";
 
-/// The texts, at least one, each of at least one token.
-pub fn read(texts: &Texts, tokenizer: &Tokenizer) -> Result<Vec<Vec<u32>>, Error> {
+/// The model in `dir` and the texts for it, at least one, each of at least one of its tokens.
+pub fn with_model(dir: &Path, texts: &Texts) -> Result<(Checkpoint, Vec<Vec<u32>>), Error> {
+    let checkpoint = Checkpoint::open(dir)?;
+    let texts = read(texts, &Tokenizer::load(dir)?)?;
+    for ids in &texts {
+        model::check_ids(&checkpoint, ids)?;
+    }
+    Ok((checkpoint, texts))
+}
+
+fn read(texts: &Texts, tokenizer: &Tokenizer) -> Result<Vec<Vec<u32>>, Error> {
     match texts {
         Texts::Plain(source) => match tokenizer.encode_ordinary(&read_text(source)?) {
             ids if ids.is_empty() => Err(Error::EmptyRaw),
